@@ -12,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hmp
 from hmp.compat.habana.optimizers import FusedAdamW
-from optimum_kit import ON_CPU, examples, go_on, losses, model, own_optimizer, settings
+from optimum_kit import ON_CPU, examples, losses, model, settings
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -52,7 +52,7 @@ def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) 
     ours = gaudi(tmp_path, {"use_fused_adam": True, "use_fused_clip_norm": True}, weight_decay=0.1, max_grad_norm=0.05)
     before = copy.deepcopy(ours.model)
     ours.train()
-    used = own_optimizer(ours)
+    used = ours.optimizer.optimizer  # within accelerate's
     assert isinstance(used, FusedAdamW)
     assert {group["eps"] for group in used.param_groups} == {1e-6}
     assert [group["weight_decay"] for group in used.param_groups] == [0.1, 0.0]
@@ -78,7 +78,7 @@ def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> 
 
     # plain transformers goes on from it, and so does the stand-in from one of plain transformers: as if nothing had happened
     on = plain(tmp_path / "plain", bf16=True, save_strategy="steps", save_steps=2)
-    go_on(on, kept)
+    on.train(resume_from_checkpoint=str(kept))
     assert losses(on) == losses(whole)
     own = plain(tmp_path / "own", bf16=True, save_strategy="steps", save_steps=2)
     own.train()

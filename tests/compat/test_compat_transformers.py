@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hmp
 from hmp.compat.transformers import POLICY_FILE, HMPCallback
-from optimum_kit import ON_CPU, OUTSIDE, assert_trained_alike, examples, go_on, losses, model, settings
+from optimum_kit import ON_CPU, assert_trained_alike, examples, losses, model, settings
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -54,7 +54,7 @@ def test_every_way_of_calling_the_model_is_cast_and_gives_float32_and_what_runs_
 
     enabled: list[bool] = []
     outside: list[torch.dtype] = []
-    made = trainer(tmp_path, HMPCallback(), type("Step", (TrainerCallback,), {OUTSIDE: step})())
+    made = trainer(tmp_path, HMPCallback(), type("Step", (TrainerCallback,), {"on_pre_optimizer_step": step})())
     seen = dtypes_of(made.model)
     logits: list[torch.dtype] = []
     made.model.register_forward_hook(lambda module, args, out: logits.append(out.logits.dtype))
@@ -77,11 +77,11 @@ def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: P
 
     with caplog.at_level(logging.WARNING, "hmp"):
         same = trainer(tmp_path / "same", HMPCallback(policy))
-        go_on(same, kept)
+        same.train(resume_from_checkpoint=str(kept))
     assert "expected the checkpoint's policy" not in caplog.text
     assert losses(same) == losses(first)
 
     with caplog.at_level(logging.WARNING, "hmp"):
-        go_on(trainer(tmp_path / "other", HMPCallback("bert")), kept)
+        trainer(tmp_path / "other", HMPCallback("bert")).train(resume_from_checkpoint=str(kept))
     bert = hmp.Policy.load("bert")
     assert f"checkpoint's policy 'mine' ({policy.fingerprint}), got 'bert' ({bert.fingerprint})" in caplog.text

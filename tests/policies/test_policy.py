@@ -215,15 +215,11 @@ def names_in(file: Path) -> list[str]:
     return [word.strip() for line in lines for word in line.split(",") if word.strip()]
 
 
-def list_files() -> list[Path]:
-    return sorted(LISTS.rglob("*.txt"))
-
-
 @needs_corpus
 def test_lists_every_name_of_a_published_list_resolves(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.touch()
-    for file in list_files():
+    for file in sorted(LISTS.rglob("*.txt")):
         rule = "fp32" if "fp32" in file.name else "bf16"
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -18,6 +18,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.optim.swa_utils import AveragedModel
 
 import hmp
+from test_scoped_models import Block, Net
 
 X = torch.ones(2, 2)
 CASTS = ("bf16", "fp32", "promote")
@@ -160,28 +161,6 @@ LOW, WIDE = torch.bfloat16, torch.float32
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's wrappers
 
 
-class Block(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.fc(x)
-        self.seen = y.dtype
-        return y.float()
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList([Block(), Block()])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
 @pytest.fixture
 def _one_process(tmp_path: Path) -> Iterator[None]:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -214,17 +193,17 @@ def fsdp(module: torch.nn.Module) -> torch.nn.Module:
 
 def peft(model: torch.nn.Module) -> torch.nn.Module:
     library = pytest.importorskip("peft")
-    return library.get_peft_model(model, library.LoraConfig(target_modules=["fc"], r=2))
+    return library.get_peft_model(model, library.LoraConfig(target_modules=["linear"], r=2))
 
 
 WRAPPERS: dict[str, Callable[[Net], torch.nn.Module]] = {
-    "checkpoint_wrapper of a layer": inside("layers.0.fc", checkpoint_wrapper),
-    "two wrappers": inside("layers.0", lambda block: checkpoint_wrapper(checkpoint_wrapper(block))),
-    "torch.compile of a model with a checkpoint_wrapper": lambda model: compiled(inside("layers.0", checkpoint_wrapper)(model)),
+    "checkpoint_wrapper of a layer": inside("encoder.0.linear", checkpoint_wrapper),
+    "two wrappers": inside("encoder.0", lambda block: checkpoint_wrapper(checkpoint_wrapper(block))),
+    "torch.compile of a model with a checkpoint_wrapper": lambda model: compiled(inside("encoder.0", checkpoint_wrapper)(model)),
     "DataParallel": torch.nn.DataParallel,
     "AveragedModel": AveragedModel,
-    "FSDP": lambda model: fsdp(inside("layers.0", fsdp)(model)),
-    "DDP of a model with wrappers": lambda model: ddp(inside("layers.0", lambda block: compiled(checkpoint_wrapper(block)))(model)),
+    "FSDP": lambda model: fsdp(inside("encoder.0", fsdp)(model)),
+    "DDP of a model with wrappers": lambda model: ddp(inside("encoder.0", lambda block: compiled(checkpoint_wrapper(block)))(model)),
     "PEFT": peft,
 }
 
@@ -232,21 +211,21 @@ WRAPPERS: dict[str, Callable[[Net], torch.nn.Module]] = {
 @pytest.mark.parametrize(
     ("name", "scope", "order"),
     [
-        ("checkpoint_wrapper of a layer", "layers.0.fc", "applied first"),
+        ("checkpoint_wrapper of a layer", "encoder.0.linear", "applied first"),
         ("two wrappers", "*.0", "wrapped first"),
-        ("torch.compile of a model with a checkpoint_wrapper", "layers.0", "wrapped first"),
-        ("DataParallel", "layers.0.fc", "wrapped first"),
+        ("torch.compile of a model with a checkpoint_wrapper", "encoder.0", "wrapped first"),
+        ("DataParallel", "encoder.0.linear", "wrapped first"),
         ("AveragedModel", "*.0", "wrapped first"),  # it holds a copy of the model
-        ("FSDP", "layers.0", "wrapped first"),
-        ("FSDP", "layers.0.fc", "applied first"),
+        ("FSDP", "encoder.0", "wrapped first"),
+        ("FSDP", "encoder.0.linear", "applied first"),
         ("DDP of a model with wrappers", "*.0", "applied first"),
-        ("PEFT", "layers.0", "wrapped first"),
+        ("PEFT", "encoder.0", "wrapped first"),
     ],
 )
 @pytest.mark.usefixtures("_one_process", "fresh_compiler")
 def test_a_scope_names_modules_as_the_model_itself_does(name: str, scope: str, order: str) -> None:
     model: torch.nn.Module = Net()
-    blocks = list(model.layers)
+    blocks = [*model.encoder, *model.decoder]
     policy = hmp.Policy("scoped", bf16={f"linear @ {scope}"})
     if order == "applied first":
         hmp.apply(model, policy)
@@ -254,8 +233,8 @@ def test_a_scope_names_modules_as_the_model_itself_does(name: str, scope: str, o
     else:
         model = hmp.apply(WRAPPERS[name](model), policy)
     model(torch.ones(2, 4))
-    blocks = list(model.module.layers) if name == "AveragedModel" else blocks
-    assert [block.seen for block in blocks] == [LOW, WIDE]
+    blocks = [*model.module.encoder, *model.module.decoder] if name == "AveragedModel" else blocks
+    assert [block.seen[0] for block in blocks] == [LOW, WIDE, LOW if scope == "*.0" else WIDE, WIDE]
 
 
 def test_a_module_of_the_users_with_a_child_of_such_a_name_is_no_wrapper() -> None:
@@ -273,4 +252,4 @@ def test_a_module_of_the_users_with_a_child_of_such_a_name_is_no_wrapper() -> No
     with pytest.raises(hmp.errors.OpListError, match="matches no module"):
         hmp.apply(model, hmp.Policy("scoped", bf16={"linear @ 0"}))
     hmp.apply(model, hmp.Policy("scoped", bf16={"linear @ module"}))(torch.ones(2, 4))
-    assert (model.module[0].seen, model.fc.seen) == (LOW, WIDE)
+    assert (model.module[0].seen[0], model.fc.seen[0]) == (LOW, WIDE)

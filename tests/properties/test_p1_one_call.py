@@ -25,6 +25,7 @@ from attempt import Case, accepted, attempted, case_of, case_off, cases_into, wr
 from low_kernels_kit import processor
 from ops import KINDS, Call, Sample, more_calls, odd_calls, op_db, samples, title
 from oracle import BF16, CASTABLE, F16, F32, F64, Lists, castable, distinct
+from trap_kit import listable
 
 RULES = {
     "bf16": ("bf16",),
@@ -38,24 +39,6 @@ OTHER = hmp.Policy("another", bf16={"erfinv"}, fp32={"tanh", "matmul", "add", "s
 
 
 @contextlib.contextmanager
-def converted_and_back(policy: hmp.Policy) -> Iterator[None]:
-    with hmp.convert(policy=OTHER), hmp.disable_casts(), hmp.casts(policy):
-        yield
-
-
-@contextlib.contextmanager
-def re_enabled(policy: hmp.Policy) -> Iterator[None]:
-    with hmp.convert(policy=policy), hmp.disable_casts(), hmp.enable_casts():
-        yield
-
-
-@contextlib.contextmanager
-def inside_autocast(policy: hmp.Policy) -> Iterator[None]:
-    with torch.autocast("cpu"), hmp.casts(policy):
-        yield
-
-
-@contextlib.contextmanager
 def behind_others(policy: hmp.Policy) -> Iterator[None]:
     with hmp.casts(policy):
         with hmp.casts(OTHER), hmp.disable_casts():
@@ -63,36 +46,23 @@ def behind_others(policy: hmp.Policy) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def disabled(policy: hmp.Policy) -> Iterator[None]:
-    with hmp.casts(policy), hmp.disable_casts():
-        yield
+def converted(policy: hmp.Policy) -> Any:
+    return hmp.convert(policy=policy)
 
 
-@contextlib.contextmanager
-def in_an_island(policy: hmp.Policy) -> Iterator[None]:
-    with hmp.convert(policy=policy), torch.autocast("cpu", enabled=False):
-        yield
-
-
-ON: dict[str, Callable[[hmp.Policy], Any]] = {
-    "convert": lambda policy: hmp.convert(policy=policy),
-    "casts": hmp.casts,
-    "casts in disable_casts in another": converted_and_back,
-    "enable_casts in disable_casts": re_enabled,
-    "casts in autocast": inside_autocast,
-    "behind others": behind_others,
+# what is entered one in the other, each given the policy
+ON: dict[str, tuple[Callable[[hmp.Policy], Any], ...]] = {
+    "convert": (converted,),
+    "casts": (hmp.casts,),
+    "casts in disable_casts in another": (lambda policy: converted(OTHER), lambda policy: hmp.disable_casts(), hmp.casts),
+    "enable_casts in disable_casts": (converted, lambda policy: hmp.disable_casts(), lambda policy: hmp.enable_casts()),
+    "casts in autocast": (lambda policy: torch.autocast("cpu"), hmp.casts),
+    "behind others": (behind_others,),
 }
-OFF: dict[str, Callable[[hmp.Policy], Any]] = {"disable_casts": disabled, "autocast switched off": in_an_island}
-
-
-def listable(name: str | None) -> bool:
-    if name is None:
-        return False
-    try:
-        return bool(hmp.Policy("one", bf16={name}).casts_by_op("bf16"))  # an attribute, such as mT, is no function
-    except hmp.errors.OpListError:
-        return False
+OFF: dict[str, tuple[Callable[[hmp.Policy], Any], ...]] = {
+    "disable_casts": (hmp.casts, lambda policy: hmp.disable_casts()),
+    "autocast switched off": (converted, lambda policy: torch.autocast("cpu", enabled=False)),
+}
 
 
 def drawn_call(op: str, number: int) -> tuple[Call, Sample, random.Random] | None:
@@ -122,9 +92,11 @@ def drawn_case(call: Call, sample: Sample, chosen: random.Random, kind: str | No
     return [case_off(call, sample, dtypes, kinds) if off else case_of(call, sample, dtypes, kind, kinds, low)]
 
 
-def complaints(cases: list[Case], policy: hmp.Policy, context: Callable[[hmp.Policy], Any], off: bool) -> list[str]:
+def complaints(cases: list[Case], policy: hmp.Policy, contexts: tuple[Callable[[hmp.Policy], Any], ...], off: bool) -> list[str]:
     """How the calls under the policy differ from what the rules allow."""
-    with context(policy):
+    with contextlib.ExitStack() as stack:
+        for each in contexts:
+            stack.enter_context(each(policy))
         attempted(cases)
     hmp.revert()
     return [line for case in cases if not any(is_it(case) for is_it in KNOWN) for line in wrong(case, off)]
@@ -220,5 +192,5 @@ def test_p1_odd_calls_give_what_their_casts_written_out_give(rule: str, low: tor
             for call, sample in odd_calls():
                 generator = random.Random(f"{call.op}{call.variant}{number}")
                 cases += drawn_case(call, sample, generator, lists.of(call.name), low, False)
-        lines = complaints(cases, policy, hmp.casts, False)
+        lines = complaints(cases, policy, ON["casts"], False)
     assert not lines, "\n".join(lines)

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import overrides
-from torch.overrides import TorchFunctionMode
 
 import hmp
+from dispatch_kit import Noted, Noting
 
 OWNERS: dict[str, Any] = {
     "torch": torch,
@@ -59,24 +59,6 @@ FACTS = {key: facts(value) for key, (value,) in PLAIN.items()}
 
 def patched() -> list[tuple[str, str]]:
     return [key for key in PLAIN if getattr(OWNERS[key[0]], key[1]) is not PLAIN[key][0]]
-
-
-class Mode(TorchFunctionMode):
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class Noted(torch.Tensor):
-    seen: list[Any] = []  # noqa: RUF012
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.seen.append(func)
-        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def looks(key: tuple[str, str]) -> list[str]:
@@ -138,7 +120,7 @@ CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
 def handed_out(call: Callable[[Any], Any]) -> tuple[list[Any], list[Any]]:
     """What a mode and a subclass are given."""
     x = torch.randn(3, 3)
-    with Mode() as mode:
+    with Noting() as mode:
         call(x)
     Noted.seen = []
     call(x.as_subclass(Noted))
@@ -159,12 +141,3 @@ def test_p6_a_mode_and_a_subclass_are_given_what_equals_torchs_own(name: str) ->
                 assert overrides.resolve_name(func) == named
             with hmp.disable_casts():
                 assert all(any(func == take() for func in funcs) for funcs in handed_out(call))
-
-
-def test_p6_a_builtin_does_not_bind() -> None:
-    with hmp.convert(policy=EVERYTHING):
-
-        class Later:
-            function, method = torch.relu, torch.Tensor.relu
-
-        assert Later().function(torch.ones(1)).tolist() == [1.0]

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import hmp
@@ -33,19 +33,12 @@ OTHER = hmp.Policy("another", bf16={"softmax", "tanh"}, fp32={"linear", "matmul"
 N = 64  # a weight is then large enough that products which compute in float32 keep less of it than that (R11)
 
 
-class Mode(TorchFunctionMode):
-    """A mode of the user's that changes nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {}))
-
-
 # What forward or backward may lie in, or what may happen between the two.
 FORWARD: dict[str, Callable[[], Any]] = {
     "plain": contextlib.nullcontext,
     "saved-tensor hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.float().clone()), lambda p: p[1].to(p[0])),
     "disabled hooks": lambda: torch.autograd.graph.disable_saved_tensors_hooks("none here"),
-    "a function mode": Mode,
+    "a function mode": BaseTorchFunctionMode,  # which changes nothing
     "a default device": lambda: torch.device("cpu"),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
 }

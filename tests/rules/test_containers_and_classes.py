@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
@@ -13,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.masked import masked_tensor
 from torch.nn.attention import bias
 from torch.nn.attention.flex_attention import flex_attention
 
 import hmp
 from oracle import BF16, F16, F32
+from strategies import Outputs
 
 Pair = namedtuple("Pair", "first second")
 
@@ -29,17 +28,6 @@ class Tensors(list):
     def __init__(self, owner, values):
         super().__init__(values)
         self.owner = owner
-
-
-class Outputs(OrderedDict):
-    """What models give: the values are attributes too, and there is no update()."""
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
-
-    def update(self, *args, **kwargs):
-        raise TypeError("no update()")
 
 
 @pytest.mark.parametrize(("cast", "dtype"), [("bf16", BF16), ("fp32", torch.float32), ("promote", torch.float32)])
@@ -83,20 +71,6 @@ def test_what_holds_a_tensor_keeps_its_type_and_what_holds_none_is_handed_on_its
     assert [each.dtype for each in low] == [BF16] * 6
     assert got[1][1] == 3 and got[2].second is None and got[4].owner == "me" and got[6] is got[3]["words"] is words
     assert tree[0] is x and tree[4][0] is x and tree[3]["x"] is x  # what was given is not written into
-
-
-def test_a_function_may_write_into_what_holds_no_tensor_to_cast():
-    class Mine:
-        @staticmethod
-        def noting(tensors, notes):
-            notes["seen"] = [t.dtype for t in tensors]
-            return tensors[0]
-
-    hmp.register(Mine, "noting", "bf16")
-    notes = {}
-    with hmp.casts(hmp.Policy("mine")):
-        Mine.noting([torch.ones(2)], notes)
-    assert notes == {"seen": [BF16]}
 
 
 LISTED = {
@@ -177,70 +151,11 @@ def test_r12_a_causal_bias_is_no_mask_of_numbers() -> None:
         assert F.scaled_dot_product_attention(query[:, :, :4], key, value, attn_mask=mask).dtype is BF16
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")
-MASK = torch.tensor([[True, False, True], [True, True, False], [False, True, True]])
 DATA = torch.linspace(-1.0, 2.0, 9).reshape(3, 3)
-
-OPS: dict[str, Callable[[Any], Any]] = {
-    "m * m": lambda m: m * m,
-    "m * (beyond float16)": lambda m: m * 1e38,
-    "m + m": lambda m: m + m,
-    "mul_": lambda m: m.mul_(m),
-    "where": lambda m: torch.where(MASK, m, m),
-    "log": lambda m: torch.log(m),
-    "sum": lambda m: m.sum(-1),
-    "softmax": lambda m: torch.softmax(m, -1),
-    "matmul": lambda m: torch.matmul(m, m),
-    "clamp": lambda m: m.clamp(-1, 1),
-    "dropout": lambda m: F.dropout(m, 0.0),
-    "layer_norm": lambda m: F.layer_norm(m, (3,)),
-    "masked_fill": lambda m: m.masked_fill(MASK, 1e38),
-    "norm": lambda m: m.norm(),
-    "cat": lambda m: torch.cat([m, m]),
-}
-POLICIES = [
-    hmp.Policy.load("habana"),
-    hmp.Policy("every op low", bf16={"*"}),
-    hmp.Policy("every op in float32", fp32={"*"}),
-    hmp.Policy("none"),
-]
-
-
-def masked(dtype: torch.dtype, grad: bool = False) -> Any:
-    return masked_tensor(DATA.to(dtype), MASK, requires_grad=grad)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
-def test_a_masked_tensor_works_wherever_it_works_in_torch(policy: hmp.Policy) -> None:
-    """MaskedTensor has no bfloat16, and neither clamp nor isinf."""
-    wrong = []
-    for (name, op), dtype in itertools.product(OPS.items(), (F32, F16)):
-        plain, result = outcome(op, masked(dtype), hmp.disable_casts()), outcome(op, masked(dtype), hmp.casts(policy))
-        if isinstance(plain, Exception):
-            wrong += [f"{name}, {dtype}: torch refuses it"] if not isinstance(result, Exception) else []
-        elif isinstance(result, Exception):
-            wrong.append(f"{name}, {dtype}: {type(result).__name__}: {result}")
-        elif not isinstance(result, type(plain)) or result.dtype not in (F32, F16) or not _alike(result, plain):
-            wrong.append(f"{name}, {dtype}: {result}, torch gives {plain}")
-    assert not wrong, "\n".join(wrong)
-
-
-def outcome(op: Callable[[Any], Any], given: Any, region: Any) -> Any:
-    with region:
-        try:
-            return op(given)
-        except Exception as error:
-            return error
-
-
-def _alike(result: Any, plain: Any) -> bool:
-    keep = plain.get_mask()
-    one, other = (t.get_data()[keep].float().clamp(-65504, 65504) for t in (result, plain))
-    return torch.equal(result.get_mask(), keep) and torch.allclose(one, other, atol=1e-2, rtol=1e-2, equal_nan=True)
 
 
 class Refusing(torch.Tensor):
-    """Has its own `__torch_dispatch__`, which does not cast: torch's way to say so, or an error of the user's."""
+    """Has its own `__torch_dispatch__`, which does not cast, as torch's MaskedTensor: torch's way to say so, or an error of the user's."""
 
     error: Exception | None = None
     seen: ClassVar[list[str]] = []
@@ -267,12 +182,14 @@ class Refusing(torch.Tensor):
 @pytest.mark.parametrize("op", [lambda x: x * x, lambda x: torch.relu(x), lambda x: torch.add(x, 1e38)], ids=["mul", "relu", "add"])
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 def test_a_class_that_has_no_cast_is_left_to_torch_and_its_op_runs_once(dtype: torch.dtype, op: Callable[[Any], Any]) -> None:
-    Refusing.error, Refusing.seen = None, []
-    with hmp.casts(hmp.Policy("mine", bf16={"mul", "relu", "add"}, dtype=dtype)):
-        result = op(Refusing(DATA))
-    assert result.dtype is F32
-    assert torch.equal(result.inner, op(DATA))
-    assert len([name for name in Refusing.seen if name in ("mul", "relu", "add")]) == 1
+    ops = {"mul", "relu", "add"}
+    for lists, data in (({"bf16": ops}, DATA), ({"fp32": ops}, DATA.to(dtype)), ({}, DATA.to(dtype))):
+        Refusing.error, Refusing.seen = None, []
+        with hmp.casts(hmp.Policy("mine", dtype=dtype, **lists)):
+            result = op(Refusing(data))
+        assert result.dtype is data.dtype
+        assert torch.equal(result.inner, op(data))
+        assert len([name for name in Refusing.seen if name in ops]) == 1
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])

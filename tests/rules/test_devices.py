@@ -200,14 +200,17 @@ def test_rules_hold_on_the_meta_device() -> None:
 WRITTEN_IN = """abs add amax amin any arange bitwise_or ceil clamp clone cumsum div empty_like eq exp expm1 floor full full_like ge
     gt le log log1p lt mean mul ne neg pow prod reciprocal rsqrt select sigmoid sqrt squeeze sub sum tanh truediv unsqueeze where
     zeros_like""".split()
+PYTHON_INSIDE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "renorm": lambda x: torch.renorm(x, 2, 0, 1.0),
+    "dist": lambda x: torch.dist(x, x),
+    "ldexp": lambda x: torch.ldexp(x, x),
+    "selu": lambda x: F.selu(x),
+}
 
 
 def test_r8_ops_that_are_python_inside_are_decided_once_on_every_device() -> None:
-    calls = {
-        "selu": lambda x: F.selu(x),
+    calls = PYTHON_INSIDE | {
         "mish": lambda x: F.mish(x),
-        "renorm": lambda x: torch.renorm(x, 2, 0, 1.0),
-        "dist": lambda x: torch.dist(x, x),
         "cumprod": lambda x: torch.cumprod(x, 0),
         "smooth_l1_loss": lambda x: F.smooth_l1_loss(x, x),
         "layer_norm": lambda x: torch.layer_norm(x, (4,)),
@@ -222,30 +225,18 @@ def test_r8_ops_that_are_python_inside_are_decided_once_on_every_device() -> Non
             assert torch.exp(torch.empty(4, 4, device=device)).dtype is BF16
 
 
-@pytest.mark.xfail(strict=True, reason="meta kernels written in Python look patched names up: no dispatch mode stands between")
-def test_r8_ops_that_are_python_inside_are_decided_once_on_the_meta_device() -> None:
-    with hmp.casts("habana"):
-        assert torch.renorm(torch.empty(4, 4, device="meta"), 2, 0, 1.0).dtype is F32
-
-
 # --- what is remembered, and other modes
 
 
 def test_r16_what_fake_tensors_learnt_under_casts_is_what_plain_torch_gives() -> None:
     """FakeTensorMode remembers results for the process: nothing of hmp may be among them."""
-    calls = {
-        "renorm": lambda x: torch.renorm(x, 2, 0, 1.0),
-        "dist": lambda x: torch.dist(x, x),
-        "ldexp": lambda x: torch.ldexp(x, x),
-        "selu": lambda x: F.selu(x),
-    }
     FakeTensorMode.cache.clear()
     with hmp.casts(policy(bf16=WRITTEN_IN)), FakeTensorMode():
-        for call in calls.values():
+        for call in PYTHON_INSIDE.values():
             call(torch.empty(5, 7))
     hmp.revert()
     with FakeTensorMode():
-        for name, call in calls.items():
+        for name, call in PYTHON_INSIDE.items():
             assert call(torch.empty(5, 7)).dtype is F32, name
     FakeTensorMode.cache.clear()
 

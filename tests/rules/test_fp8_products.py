@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from fp8_oracle import RECIPES, function, gradients, in_fp8, policy, product, roundings
+from oracle import kept_for_backward
+from strategies import Tagged
 from trap_kit import same
 
 BF16 = torch.bfloat16
@@ -187,22 +189,6 @@ def test_a_number_that_is_not_finite_is_seen_where_it_counts_and_nowhere_else(re
         assert not w.grad[3].isfinite().any() and w.grad[[0, 1, 2]].isfinite().all()
 
 
-class Linear(torch.nn.Linear):
-    """A layer that runs in FP8, with no state of its own for it."""
-
-    recipe = "tensorwise"
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return in_fp8("linear", input, self.weight, self.bias, recipe=self.recipe)
-
-
-def model(recipe: str) -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    layers = [Linear(32, 64), torch.nn.GELU(), Linear(64, 32)]
-    layers[0].recipe = layers[2].recipe = recipe
-    return torch.nn.Sequential(*layers)
-
-
 def grads(net: torch.nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in net.parameters()]
 
@@ -224,10 +210,8 @@ def grads(net: torch.nn.Module) -> list[torch.Tensor]:
 def test_one_byte_an_element_is_saved(recipe: str, nbytes: int) -> None:
     for dtype in (torch.float32, BF16):
         x, w = torch.randn(40, 64, dtype=dtype, requires_grad=True), torch.randn(32, 64, dtype=dtype, requires_grad=True)
-        saved: list[torch.Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda given, to=saved: (to.append(given), given)[1], lambda given: given):
-            y = in_fp8("linear", x, w, recipe=recipe)
-        assert sum(each.nbytes for each in saved) == nbytes
+        kept, y = kept_for_backward(lambda x=x, w=w: in_fp8("linear", x, w, recipe=recipe))
+        assert kept == nbytes
         y.sum().backward()
         assert x.grad is not None and w.grad is not None
 
@@ -247,7 +231,8 @@ def test_nothing_is_saved_for_a_gradient_that_nobody_needs(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_what_is_around_a_product_leaves_its_gradients_as_they_are(recipe: str) -> None:
     """A graph that is used twice, checkpoints, and saved tensors that are kept elsewhere."""
-    net, x = model(recipe), torch.randn(16, 32, requires_grad=True)
+    net, x = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)), torch.randn(16, 32, requires_grad=True)
+    hmp.apply(net, policy("linear", recipe))
     y = net(x)
     y.sum().backward(retain_graph=True)
     plain = [each.clone() for each in grads(net)]
@@ -274,10 +259,6 @@ MULTIPLES = "dimensions that aren't multiples of 16"
 BLOCKS = "dimensions that aren't multiples of 32"
 REFUSED_SHAPES = "shapes that torch refuses"
 ARGUMENTS = "arguments that FP8 does not support"
-
-
-class Subclass(torch.Tensor):
-    pass
 
 
 class SubclassOfParameter(torch.nn.Parameter):
@@ -321,7 +302,7 @@ CALLS: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("linear", (t(3, 16, dtype=torch.float64), t(32, 16)), {}, "a float64 input"),
     ("mm", (t(3, 16).to(torch.float8_e4m3fn), t(16, 32)), {}, "a float8_e4m3fn input"),
     ("mm", (t(16, 16).to_sparse(), t(16, 32)), {}, "a tensor that is not dense"),
-    ("linear", (t(3, 16).as_subclass(Subclass), t(32, 16)), {}, "a tensor subclass"),
+    ("linear", (t(3, 16).as_subclass(Tagged), t(32, 16)), {}, "a tensor subclass"),
     ("linear", (t(3, 16), SubclassOfParameter(t(32, 16))), {}, "a tensor subclass"),
     ("linear", (t(3, 16), torch.empty(32, 16, device="meta")), {}, "several devices"),
     ("linear", (torch.empty(3, 16, device="meta"), torch.empty(32, 16, device="meta")), {}, ""),

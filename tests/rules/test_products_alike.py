@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import hmp
 from fp8_oracle import RECIPES, function
+from strategies import Tagged
 from trap_kit import same
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -99,10 +100,6 @@ def test_a_second_derivative_is_an_error_that_says_what_to_do(op: str, kind: str
 # --- transforms and subclasses: torch's own op, with casts; off the FP8 list a caller that does not ask is told ----------------------
 
 
-class Subclass(torch.Tensor):
-    pass
-
-
 def forward_mode(function: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
     with torch.autograd.forward_ad.dual_level():
         return function(torch.autograd.forward_ad.make_dual(x, x), w)
@@ -115,7 +112,7 @@ TRANSFORMS: dict[str, Any] = {
     "jvp": lambda function, x, w: torch.func.jvp(lambda t: function(t, w), (x,), (x,)),
     "forward mode": forward_mode,
     "jit.trace": lambda function, x, w: torch.jit.trace(function, (x, w))(x, w),
-    "a subclass": lambda function, x, w: function(x.as_subclass(Subclass), w).as_subclass(torch.Tensor),
+    "a subclass": lambda function, x, w: function(x.as_subclass(Tagged), w).as_subclass(torch.Tensor),
 }
 
 

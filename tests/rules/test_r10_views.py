@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 import hmp
 from hmp.cli import main
+from strategies import Tagged
 from trap_kit import policy, same
 
 LOW = torch.bfloat16
@@ -108,13 +109,9 @@ def test_r10_the_views_of_a_sparse_tensor_are_not_cast() -> None:
     assert sparse.to_dense().diagonal().tolist() == [2, 2, 2]
 
 
-class Sub(torch.Tensor):
-    pass
-
-
 def test_r10_a_view_of_a_subclass_is_its_view() -> None:
     with hmp.casts(policy(bf16=CALLS.keys())):
-        for x in (torch.zeros(2, 2).as_subclass(Sub), TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2))):
+        for x in (torch.zeros(2, 2).as_subclass(Tagged), TwoTensor(torch.zeros(2, 2), torch.zeros(2, 2))):
             view = x.t()
             view.fill_(1)
             assert type(view) is type(x) and float(getattr(x, "a", x)[0, 0]) == 1

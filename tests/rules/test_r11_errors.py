@@ -109,12 +109,14 @@ def test_r7_r11_a_refused_call_is_not_tried_again_where_a_hook_is() -> None:
 # --- custom ops, functions of the user's, callables that torch calls, modes and tensor subclasses --------------------------------
 
 
-class FunctionMode(TorchFunctionMode):
-    """Lets `raiser` know of each call of a function of this name."""
-
+class Mode:
     def __init__(self, name: str, raiser: Raiser) -> None:
         super().__init__()
         self.name, self.raiser = name, raiser
+
+
+class FunctionMode(Mode, TorchFunctionMode):
+    """Lets `raiser` know of each call of a function of this name."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") == self.name:
@@ -122,12 +124,8 @@ class FunctionMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class DispatchMode(TorchDispatchMode):
+class DispatchMode(Mode, TorchDispatchMode):
     """The same of an op of ATen's."""
-
-    def __init__(self, name: str, raiser: Raiser) -> None:
-        super().__init__()
-        self.name, self.raiser = name, raiser
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name == "aten::" + self.name:

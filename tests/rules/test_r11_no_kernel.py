@@ -22,6 +22,7 @@ import hmp
 import preset_sweep
 from ops import list_name, op_db, seed, title
 from torch_has import TORCH
+from trap_kit import listable
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(4, 4)
 POSITIVE = X @ X.T + 4 * torch.eye(4)
@@ -298,18 +299,10 @@ def _found(name: str) -> Any:
     return found
 
 
-def _can_be_listed(name: str) -> bool:
-    try:
-        hmp.Policy(bf16={name})
-    except hmp.errors.OpListError:
-        return False
-    return True
-
-
 def garbage(info: Any, low: torch.dtype) -> list[str]:
     """What is wrong with the op's samples: a line each."""
     name = list_name(info.name)
-    if UNDETERMINED.fullmatch(name) or not callable(_found(info.name)) or not _can_be_listed(name):
+    if UNDETERMINED.fullmatch(name) or not callable(_found(info.name)) or not listable(name):
         return []
     seed()
     lines, policy = [], hmp.Policy("low", dtype=low, bf16={name})

@@ -15,33 +15,16 @@ import hmp
 from process_kit import run_in_another_process
 from trap_kit import policy
 
-LOW = torch.bfloat16
 
-
-def in_force() -> str:
-    """Which of the policies used here is in force, told by what it casts."""
+def test_r16_revert_goes_all_the_way_back_from_inside_a_region(torch_differences):
     x = torch.ones(2)
-    return {(LOW, False): "relu", (torch.float32, True): "sin", (torch.float32, False): "none"}[
-        torch.relu(x).dtype, torch.sin(x).dtype == LOW
-    ]
-
-
-RELU, SIN = {"bf16": ["relu"]}, {"bf16": ["sin"]}
-
-
-def test_r16_revert_goes_all_the_way_back_from_inside(torch_differences):
-    with hmp.convert(policy=policy(**RELU)):
-        with hmp.convert(policy=policy(**SIN)):
-            hmp.revert()
-            assert in_force() == "none"
-            assert torch_differences() == []
-    with hmp.casts(policy(**RELU)):
+    with hmp.casts(policy(bf16=["relu"])):
         hmp.revert()
-        assert in_force() == "none" and not hmp.casts_enabled()
+        assert torch.relu(x).dtype is torch.float32 and not hmp.casts_enabled()
         assert torch_differences() == []
-    with hmp.casts(policy(**SIN)):
-        assert in_force() == "sin"
-    assert in_force() == "none"
+    with hmp.casts(policy(bf16=["sin"])):
+        assert torch.sin(x).dtype is torch.bfloat16
+    assert torch.sin(x).dtype is torch.float32
 
 
 def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_differences):
@@ -106,7 +89,7 @@ class Undoing(torch.nn.Sequential):
 
 
 ROW = torch.ones(1, 2)
-LINEAR = policy(bf16=["linear"])
+LINEAR, SCOPED = policy(bf16=["linear"]), hmp.Policy("scoped", bf16={"linear @ 0", "linear @ 1"})
 UNDO = {
     "remove": hmp.remove,
     "revert": lambda _: hmp.revert(),
@@ -117,9 +100,9 @@ UNDO = {
 
 @pytest.mark.usefixtures("unpatched")
 @pytest.mark.parametrize("undo", UNDO.values(), ids=UNDO)
-@pytest.mark.parametrize("outputs", [None, "float32"])
-def test_r16_a_call_in_which_the_last_policy_is_undone_is_cast_to_its_end(undo, outputs, torch_differences):
-    model = hmp.apply(Undoing(), LINEAR, outputs=outputs)
+@pytest.mark.parametrize(("lists", "outputs"), [(LINEAR, None), (LINEAR, "float32"), (SCOPED, None)])
+def test_r16_a_call_in_which_the_last_policy_is_undone_is_cast_to_its_end(undo, lists, outputs, torch_differences):
+    model = hmp.apply(Undoing(), lists, outputs=outputs)
     expected = model(ROW)
     model.between = lambda: undo(model)
     result = model(ROW)
@@ -127,15 +110,6 @@ def test_r16_a_call_in_which_the_last_policy_is_undone_is_cast_to_its_end(undo, 
     assert torch_differences() == []
     model.between = lambda: None
     assert model(ROW).dtype == torch.float32
-
-
-@pytest.mark.usefixtures("unpatched")
-def test_r16_scoped_entries_hold_to_the_end_of_a_call_that_removes_its_policy(torch_differences):
-    model = hmp.apply(Undoing(), hmp.Policy("scoped", bf16={"linear @ 0", "linear @ 1"}))
-    expected = model(ROW)
-    model.between = lambda: hmp.remove(model)
-    assert expected.dtype == torch.bfloat16 and torch.equal(model(ROW), expected)
-    assert torch_differences() == []
 
 
 @pytest.mark.usefixtures("unpatched")

@@ -210,10 +210,6 @@ def halved(layer: nn.Module) -> dict[str, Tensor]:
     return {name: value * 0.5 for name, value in layer.state_dict().items()}
 
 
-def swap(layer: nn.Module) -> None:
-    torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.detach() * 0.5))
-
-
 def freed_and_filled(layer: nn.Module) -> None:
     with torch.no_grad():
         storage = layer.weight.untyped_storage()
@@ -225,14 +221,11 @@ def freed_and_filled(layer: nn.Module) -> None:
 
 WRITES: dict[str, Callable[[nn.Module], Any]] = {
     "mul_": NO_GRAD(lambda layer: layer.weight.mul_(0.5)),
-    "data =": lambda layer: setattr(layer.weight, "data", layer.weight.data * 0.5),
     "data = its transpose": lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
     "set_ to its transpose": NO_GRAD(lambda layer: layer.weight.set_(layer.weight.detach().t())),
     "freed and filled": freed_and_filled,
-    "load_state_dict": lambda layer: layer.load_state_dict(halved(layer)),
     "load_state_dict assign": lambda layer: layer.load_state_dict(halved(layer), assign=True),
     "weight = Parameter": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach() * 0.5)),
-    "swap_tensors": swap,
     "vector_to_parameters": lambda layer: nn.utils.vector_to_parameters(torch.linspace(-1, 1, 272), layer.parameters()),
     "_apply": lambda layer: layer._apply(lambda tensor: tensor * 0.5),
     "half and back": lambda layer: layer.half().float(),
@@ -290,22 +283,13 @@ def test_r18_memory_at_the_address_of_memory_that_was_freed_is_other_memory() ->
 
 
 @pytest.mark.parametrize("how", ["a kept .data", "numpy", "storage"])
-def test_r18_a_write_that_torch_does_not_count_is_missed_until_the_region_ends_or_copies_are_cleared(how: str) -> None:
-    """As torch.autocast misses it; docs/pages tells so."""
+def test_r18_a_write_that_torch_does_not_count_is_seen_when_the_region_has_ended(how: str) -> None:
     layer, x = made()
     alias: Any = {"a kept .data": layer.weight.data, "numpy": layer.weight.detach().numpy(), "storage": layer.weight.data[:]}[how]
-
-    def write() -> None:
-        alias[:] = alias * 2
-
     with hmp.casts(POLICY), torch.no_grad():
-        before = [once(layer, x, plain) for _ in range(3)][-1]
-        write()
-        assert torch.equal(once(layer, x, plain), before)
-        hmp.memory.clear_cache()
-        assert torch.equal(once(layer, x, plain), once(layer, x, by_hand()))
-        once(layer, x, plain)
-        write()
+        for _ in range(3):
+            once(layer, x, plain)
+        alias[:] = alias * 2
     with hmp.casts(POLICY), torch.no_grad():
         assert torch.equal(once(layer, x, plain), once(layer, x, by_hand()))
 

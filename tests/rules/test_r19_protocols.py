@@ -13,32 +13,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 import hmp
+from dispatch_kit import Noted, Noting
 from process_kit import alone
+from strategies import Tagged
 from torch_has import TORCH
 from trap_kit import policy, same
 
 LOW, WIDE = torch.bfloat16, torch.float32
 A, B = torch.randn(4, 4), torch.randn(4, 4)
-Function = Callable[..., Any]
-
-
-HANDED: list[Function] = []
-
-
-class Mode(TorchFunctionMode):
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        HANDED.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class Subclass(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        HANDED.append(func)
-        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 class Handled(torch.Tensor):
@@ -100,12 +84,11 @@ CALLED: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 def test_r19_a_users_mode_inside_a_recording_gets_every_call() -> None:
-    HANDED.clear()
-    with hmp.casts(policy(bf16=["matmul", "add"])), hmp.record(), Mode():
+    with hmp.casts(policy(bf16=["matmul", "add"])), hmp.record(), Noting() as mode:
         torch.matmul(A + B, B)
         torch.exp(A)
     ops = torch.Tensor.add, torch.matmul, torch.exp
-    assert [each for each in HANDED if each in ops] == list(ops)
+    assert [each for each in mode.seen if each in ops] == list(ops)
 
 
 @pytest.mark.parametrize("dtype", [WIDE, LOW], ids=str)
@@ -142,17 +125,13 @@ def test_r19_torchs_own_subclasses_know_what_they_are_handed() -> None:
     )
 
 
-class Inheriting(torch.Tensor):
-    """Has torch's own `__torch_function__`."""
-
-
-@pytest.mark.parametrize("kind", [Inheriting, Subclass])
+@pytest.mark.parametrize("kind", [Tagged, Noted])
 def test_r19_a_dunder_that_alone_is_listed_casts_though_another_function_is_handed_out(kind: Any) -> None:
     """torch hands out Tensor.add for `__radd__`."""
     with hmp.casts(policy(bf16=["radd"])):
         result = torch.Tensor.__radd__(A.clone().as_subclass(kind), B)
         assert result.dtype is LOW and type(result) is kind
-        with Mode():
+        with Noting():
             assert torch.Tensor.__radd__(A, B).dtype is LOW
 
 

@@ -433,7 +433,7 @@ def test_r22_a_checkpoint_recomputes_what_forward_computed(reentrant: bool) -> N
     assert not all(map(torch.equal, found, exact))  # what is outside of the checkpoint is packed
 
 
-def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
+def test_r22_float64_stays_and_so_does_what_is_small() -> None:
     x = torch.randn(64, 128, dtype=torch.float64)
 
     def gradient(policy: Any) -> Tensor:
@@ -443,11 +443,6 @@ def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
         return torch.autograd.grad(z.sum(), y)[0]
 
     assert torch.equal(gradient(SOME), gradient(None))
-    norm, x = nn.LayerNorm(64), torch.randn(1024, 64, requires_grad=True)
-    with hmp.casts(SOME):
-        kept, _ = bytes_of(lambda: norm(x * 2))
-    # a byte a number and one for each row, and two statistics of each row as they are
-    assert kept == 1024 * 64 * 65 // 64 + 2 * 1024 * 4
 
 
 @pytest.mark.slow

@@ -113,13 +113,6 @@ def test_r22_of_a_batch_nothing_is_packed_but_its_low_precision_copy() -> None:
         assert bytes_of(lambda: layer(batch))[0] == FLOATS + ROWS
 
 
-def test_r22_benchmark_and_summary_count_what_is_left() -> None:
-    model, x = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH)), torch.randn(ROWS, WIDTH)
-    whole, packed = (hmp.summary(hmp.apply(model, policy), x).saved_bytes for policy in (PACKED.replace(saved=frozenset()), PACKED))
-    assert whole == 3 * FLOATS * 4 and packed == FLOATS * 4 + 2 * (FLOATS + ROWS)  # the batch as it is
-    assert bytes_of(lambda: model(x))[0] == 2 * (FLOATS + ROWS)
-
-
 @pytest.mark.parametrize("listed", ["tanh", "gelu"])
 def test_r22_what_an_unlisted_op_saves_too_stays_beside_the_pack(listed: str) -> None:
     """The product saves what tanh gives and gelu takes."""

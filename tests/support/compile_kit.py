@@ -1,4 +1,4 @@
-"""What the tests of torch.compile share: a backend that counts graphs, and the dtypes and values of what a function gives."""
+"""What the tests of torch.compile share: a backend that counts graphs, and the dtypes of what a function gives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from oracle import tensors
 from torch_has import TORCH
 from trap_kit import policy
 
@@ -16,9 +17,6 @@ F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 BRIDGED = pytest.mark.skipif(torch.__version__ < (2, 13), reason="a torch whose Dynamo hmp does not know: there are no graphs")
 # Below 2.11 what is compiled runs as in eager; in 2.11 hmp's casts are in the graph, but for these.
 NOT_IN_2_11 = (2, 11) <= TORCH < (2, 13)
-FAKES_REFUSE = pytest.mark.skipif(
-    NOT_IN_2_11, reason="the fake tensors of torch 2.11 take a mixture of dtypes that its kernel then refuses"
-)
 # Behind Dynamo, where hmp's part ends, AOTAutograd takes ten times as long: one test of each kind asks it before a change.
 EACH_BACKEND = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.nightly)])
 # low and wide ops whose dtype tells which policy is in force
@@ -46,18 +44,6 @@ class Graphs:
         return [node.target if isinstance(node.target, str) else node.target.__name__ for node in nodes]
 
 
-def tensors(result: Any) -> list[torch.Tensor]:
-    """The tensors of a result, which is one or a tuple of some."""
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
 def dtypes(result: Any) -> list[torch.dtype]:
-    """The dtypes of the tensors of a result."""
+    """The dtypes of the tensors of a result, which is one or a tuple of some."""
     return [t.dtype for t in tensors(result)]
-
-
-def same_results(found: Any, expected: Any, tolerance: float = 0.0) -> None:
-    """Both hold tensors of the same dtypes, and of values that are no further apart than `tolerance`."""
-    assert dtypes(found) == dtypes(expected)
-    for one, other in zip(tensors(found), tensors(expected), strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -1,19 +1,16 @@
 """What the tests of transformers' Trainer and of the stand-ins for optimum.habana train: a small BERT on random tokens.
 
-The tests run on each release of transformers that .ci/releases names: what they call differently stands here.
+The tests run on each release of transformers that .ci/releases names.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
-from torch.optim import Optimizer
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, trainer
+from transformers import BertConfig, BertForSequenceClassification, Trainer
 
 ON_CPU = {"use_cpu": True}
-OUTSIDE = "on_pre_optimizer_step" if hasattr(TrainerCallback, "on_pre_optimizer_step") else "on_step_end"
 
 
 def model() -> BertForSequenceClassification:
@@ -40,11 +37,6 @@ def losses(trained: Trainer) -> list[float]:
     return [float(entry["loss"]) for entry in trained.state.log_history if "loss" in entry]
 
 
-def own_optimizer(trained: Trainer) -> Optimizer:
-    """The optimizer within accelerate's, which releases before 4.29 have none of."""
-    return getattr(trained.optimizer, "optimizer", trained.optimizer)
-
-
 def differ(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     """Whether a parameter has two values: losses are logged with four digits by releases before 5."""
     return any(not torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
@@ -57,11 +49,3 @@ def assert_trained_alike(ours: Trainer, own: Trainer, exact: Trainer) -> None:
     for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
         assert mine.dtype is torch.float32
         assert torch.equal(mine, theirs)
-
-
-def go_on(trained: Trainer, checkpoint: Any) -> None:
-    """train() from a checkpoint by transformers itself, which before 4.47 reads the generators' states as torch did before 2.6."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not hasattr(trainer, "safe_globals"):
-            patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-        trained.train(resume_from_checkpoint=str(checkpoint))

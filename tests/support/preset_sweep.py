@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,6 @@ from oracle import F32, flat
 RELEASE = ".".join(torch.__version__.split(".")[:2])
 MIXTURES = ("fp32", "low", "first fp32", "first low")
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Why hmp gives another result for an op of op_db than autocast, and on which releases of torch; "" is all."""
-
-    reason: str
-    releases: str = ""
-
-
-def named(table: Mapping[str, Difference]) -> set[str]:
-    """The ops that a table of differences names for the torch that is installed."""
-    return {op for op, difference in table.items() if RELEASE in (difference.releases or RELEASE).split()}
 
 
 def spellings(info: Any) -> Iterator[tuple[str, Callable[..., Any]]]:

@@ -1,7 +1,8 @@
-"""Tensors of every dtype and kind, made anew each time from what says which."""
+"""Tensors of every dtype, made anew each time from what says which, and classes as users have them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +19,31 @@ class Tagged(torch.Tensor):
     """A subclass as users write them: nothing but a name, torch's own `__torch_function__`."""
 
 
+class Outputs(OrderedDict[str, Any]):
+    """What models of transformers return: the values are attributes too, and there is no update()."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("no update()")
+
+
 @dataclass(frozen=True)
 class Leaf:
     """A tensor to be: `build` makes a new one with the same bits each time. Its repr is the counter-example."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = F32
-    kind: str = "plain"  # plain, parameter, subclass, transposed, strided
     grad: bool = True
     values: str = "normal"  # normal, positive, probability
     seed: int = 0
 
     def build(self) -> torch.Tensor:
-        tensor = self._laid_out(self._values())
-        floating = tensor.is_floating_point() or tensor.is_complex()
-        if self.kind == "parameter" and floating:
-            return torch.nn.Parameter(tensor, requires_grad=self.grad)
-        if self.kind == "subclass":
-            tensor = tensor.as_subclass(Tagged)
-        return tensor.detach().requires_grad_(self.grad and floating)
+        # not torch.get_default_device(), which torch 2.7 and 2.9 cannot answer after set_default_device(None)
+        tensor = torch.from_numpy(np.asarray(self._values(), np.float32)).to(torch.empty(0).device, self.dtype)
+        return tensor.detach().requires_grad_(self.grad and (tensor.is_floating_point() or tensor.is_complex()))
 
     def _values(self) -> np.ndarray:
         # numpy, because torch's own arithmetic is what a policy changes when this runs inside a region
@@ -47,17 +54,6 @@ class Leaf:
         if not self.dtype.is_floating_point:
             values = np.abs(np.round(values * 3))  # uint8 has no negative numbers
         return np.abs(values) + np.float32(0.25) if self.values == "positive" else values
-
-    def _laid_out(self, values: np.ndarray) -> torch.Tensor:
-        if self.kind == "transposed" and values.ndim > 1:
-            return self._tensor(np.ascontiguousarray(values.swapaxes(-1, -2))).transpose(-1, -2)
-        if self.kind == "strided" and values.ndim > 0:
-            return self._tensor(np.stack([values, values], -1))[..., 0]
-        return self._tensor(values)
-
-    def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        # not torch.get_default_device(), which torch 2.7 and 2.9 cannot answer after set_default_device(None)
-        return torch.from_numpy(np.asarray(values, np.float32)).to(torch.empty(0).device, self.dtype)
 
 
 def build(tree: Any) -> Any:

@@ -16,6 +16,14 @@ def policy(bf16: Any = (), fp32: Any = (), promote: Any = (), dtype: torch.dtype
     return hmp.Policy(name=name, dtype=dtype, bf16=frozenset(bf16), fp32=frozenset(fp32), promote=frozenset(promote))
 
 
+def listable(name: str | None, kind: str = "bf16") -> bool:
+    """Whether the list takes the name of a function; an attribute of tensors, such as mT, is none."""
+    try:
+        return name is not None and bool(hmp.Policy("one", **{kind: {name}}).casts_by_op(kind))
+    except hmp.errors.OpListError:
+        return False
+
+
 def pasted(line: str, **around: Any) -> hmp.Policy:
     """The policy after the line of Python that a finding gives."""
     names = {"hmp": hmp, **around}

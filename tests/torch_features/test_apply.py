@@ -238,31 +238,18 @@ class Many(torch.nn.Module):
         }
 
 
-def dtypes(out: Any) -> set[torch.dtype]:
-    places = (
-        out["one"],
-        out["nested"][0],
-        out["nested"][1][0],
-        out["nested"][1][1]["deep"],
-        out["pair"].low,
-        out["found"].low,
-        out["found"].more[0].low,
-        out["ordered"]["a"],
-        out["user"]["a"],
-    )
-    return {place.dtype for place in places}
-
-
 @pytest.mark.parametrize(("outputs", "dtype"), [(torch.float32, F32), ("torch.float16", F16), (None, BF16)])
 def test_floating_outputs_in_every_container_have_the_dtype(outputs: Any, dtype: torch.dtype) -> None:
     model, x = Many(), torch.randn(2, 4)
     expected = torch.nn.functional.linear(x.to(BF16), model.layer.weight.to(BF16), model.layer.bias.to(BF16)).to(dtype)
     out = hmp.apply(model, LINEAR, outputs=outputs)(x)
-    assert dtypes(out) == {dtype} and torch.equal(out["one"], expected)
+    nested, pair, found = out["nested"], out["pair"], out["found"]
+    lows = (out["one"], nested[0], nested[1][0], nested[1][1]["deep"], pair.low, found.low, found.more[0].low)
+    assert {each.dtype for each in (*lows, out["ordered"]["a"], out["user"]["a"])} == {dtype} and torch.equal(out["one"], expected)
     assert model.seen == [BF16]  # what the layer hands on
     assert (out["ids"].dtype, out["wide"].dtype, out["complex"].dtype, out["none"]) == (torch.int64, F64, torch.complex64, None)
-    assert (type(out["pair"]), type(out["found"]), type(out["ordered"]), type(out["user"])) == (Pair, Found, OrderedDict, UserDict)
-    assert out["found"].name == "found" and out["pair"].count == 7
+    assert (type(pair), type(found), type(out["ordered"]), type(out["user"])) == (Pair, Found, OrderedDict, UserDict)
+    assert found.name == "found" and pair.count == 7
 
 
 def test_gradients_pass_and_what_needs_no_cast_is_returned_itself() -> None:

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11, same_results
-from trap_kit import policy
+from compile_kit import BF16, EACH_BACKEND, F32, LOW, NOT_IN_2_11
+from strategies import Outputs
+from trap_kit import policy, same
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X, Y = torch.linspace(-2, 2, 16).reshape(4, 4), torch.linspace(1, 3, 16).reshape(4, 4)
@@ -64,7 +65,7 @@ CASES = {
         lambda x, y: F.cross_entropy(wide(low(x)), torch.tensor([0, 1, 2, 3])),
     ),
 }
-if NOT_IN_2_11:  # see FAKES_REFUSE
+if NOT_IN_2_11:  # whose fake tensors take a mixture of dtypes that its kernel then refuses
     del CASES["einsum of mixed inputs"]
 
 
@@ -128,15 +129,15 @@ def test_compiled_islands_of_custom_fwd_are_float32_and_custom_bwd_runs_under_th
     with hmp.casts(LISTS):
         wider = torch.compile(lambda: Widened.apply(x, y), backend="eager")()
         product = torch.compile(lambda: Product.apply(z, y), backend="eager", fullgraph=True)()
-    same_results([wider, product], [wide(low(X)) @ Y, low(X) @ low(Y)])
+    same([wider, product], [wide(low(X)) @ Y, low(X) @ low(Y)])
     wider.sum().backward()
-    same_results([y.grad], [wide(low(X)).t() @ torch.ones(4, 4)])
+    same([y.grad], [wide(low(X)).t() @ torch.ones(4, 4)])
     y.grad, ones = None, low(torch.ones(4, 4))
     product.sum().backward()
-    same_results([z.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
+    same([z.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
     with hmp.casts(policy(bf16=["exp"])):
         product = torch.compile(lambda: Product.apply(z, y), backend="eager", fullgraph=True)()
-    same_results(list(torch.autograd.grad(product.sum(), (z, y))), [torch.ones(4, 4) @ Y.t(), X.t() @ torch.ones(4, 4)])
+    same(list(torch.autograd.grad(product.sum(), (z, y))), [torch.ones(4, 4) @ Y.t(), X.t() @ torch.ones(4, 4)])
 
 
 def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it():
@@ -168,13 +169,7 @@ def test_compiled_functions_of_the_users_have_their_containers_cast():
     for keys in (["x", "y", 3], ["x", "y"]):  # with a key less it is another function
         found = run(Pair(X, Y), {key: named[key] for key in keys})
         wanted = low(X) @ low(Y) + sum(low(named[key]) for key in keys)
-        same_results(found, (wanted, X))  # and what the caller holds is as it was
-
-
-class Outputs(OrderedDict):  # as what models of transformers return
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        super().__setattr__(key, value)
+        same(found, (wanted, X))  # and what the caller holds is as it was
 
 
 @pytest.mark.parametrize("kind", [OrderedDict, Outputs])
@@ -187,7 +182,7 @@ def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast_outsid
     given = kind(x=X, y=Y)
     with hmp.casts(LISTS):
         found, named = torch.compile(lambda: product(given), backend="eager")()
-    same_results([found, *named.values(), *given.values()], [low(X) @ low(Y), low(X), low(Y), X, Y])
+    same([found, *named.values(), *given.values()], [low(X) @ low(Y), low(X), low(Y), X, Y])
     assert type(named) is kind
 
 
@@ -209,7 +204,7 @@ def test_r7_compiled_mixtures_that_kernels_alone_refuse():
 
     expected = mixtures(X, Y, low)
     hmp.convert(policy=policy(fp32=["tanh"]))
-    same_results(torch.compile(mixtures, backend="eager", fullgraph=True)(X, Y), expected)
+    same(torch.compile(mixtures, backend="eager", fullgraph=True)(X, Y), expected)
 
 
 def test_r9_r12_compiled_running_statistics_move_in_float32_and_masks_stay_finite():
@@ -222,8 +217,8 @@ def test_r9_r12_compiled_running_statistics_move_in_float32_and_masks_stay_finit
 
     hmp.convert(policy=policy(bf16=["batch_norm", "add"], fp32=["softmax"]))
     found, weights = torch.compile(both, backend="eager", fullgraph=True)(image, torch.ones(2, 2))
-    same_results((found, weights), (expected, torch.tensor([[1.0, 0.0], [1.0, 0.0]])))
-    same_results(norm.running_mean, plain.running_mean, 1e-6)
+    same((found, weights), (expected, torch.tensor([[1.0, 0.0], [1.0, 0.0]])))
+    torch.testing.assert_close(norm.running_mean, plain.running_mean, rtol=1e-6, atol=1e-6)
     assert norm.num_batches_tracked == 1
 
 
@@ -248,7 +243,7 @@ def test_r13_compiled_autograd_function_runs_backward_without_lists():
     out = torch.compile(lambda x: Square.apply(x), backend="eager", fullgraph=True)(x)
     assert out.dtype is BF16
     out.float().sum().backward()
-    same_results(x.grad, expected)
+    same(x.grad, expected)
 
 
 def test_r14_compiled_checkpoint_holds_its_casts():
@@ -270,7 +265,7 @@ def test_r14_compiled_checkpoint_holds_its_casts():
         with hmp.disable_casts():
             out.float().sum().backward()
         grads.append((out.detach(), x.grad))
-    same_results(grads[1], grads[0])
+    same(grads[1], grads[0])
 
 
 def test_code_compiled_for_one_patched_function_is_not_run_for_another(fresh_compiler) -> None:

@@ -111,23 +111,6 @@ def test_a_model_that_is_no_module_is_refused(policy: Any, torch_differences: Ca
     assert torch_differences() == [] and not hmp.is_converted()
 
 
-@pytest.mark.parametrize(
-    ("given", "names"),
-    [
-        ({"opt_level": "O2", "policy": "habana"}, ("policy=", "opt_level='O2'", "habana-o2")),
-        ({"opt_level": "O2", "fp8_file_path": "fp8.txt"}, ("fp8_file_path=", "opt_level='O2'")),
-        ({"fp32_file_path": 3}, ("3", "fp32")),
-    ],
-)
-def test_arguments_that_exclude_each_other_or_are_no_path_are_refused(
-    given: dict[str, Any], names: tuple[str, ...], torch_differences: Callable[[], list[str]]
-) -> None:
-    with pytest.raises(hmp.HmpError) as caught:
-        hmp.convert(**given)
-    assert all(name in str(caught.value) for name in names)
-    assert torch_differences() == [] and not hmp.is_converted()
-
-
 # --- trainable weights in a low-precision dtype
 
 
@@ -148,24 +131,13 @@ def test_the_log_tells_once_of_trainable_low_weights(caplog: pytest.LogCaptureFi
         hmp.apply(model, "torch-cpu")
         return [each.getMessage() for each in caplog.records if "small updates" in each.getMessage()]
 
-    class Layer(torch.nn.Linear):  # classes of this test's own: of others an earlier test may have been told
-        pass
-
-    class Tower(torch.nn.Sequential):
-        pass
-
-    class Other(torch.nn.Bilinear):
-        pass
-
-    def tower() -> torch.nn.Module:
-        return Tower(Layer(4, 4), Layer(4, 4))
-
-    model = tower().bfloat16()
+    # classes of this test's own: of others an earlier test may have been told
+    layer, other = type("Layer", (torch.nn.Linear,), {}), type("Other", (torch.nn.Bilinear,), {})(4, 4, 4)
+    model = type("Tower", (torch.nn.Sequential,), {})(layer(4, 4), layer(4, 4)).bfloat16()
     first = told(model)
     assert len(first) == 1 and "4 trainable weights of Tower are in bfloat16" in first[0] and "model.float()" in first[0]
     assert told(model) == told(model[0]) == []
-    assert [told(layer) for layer in tower().half()] == [[], []]
-    other = Other(4, 4, 4)
+    assert told(layer(4, 4).half()) == []
     assert told(other) == told(other.bfloat16().requires_grad_(False)) == []
     assert told(other.requires_grad_())[0].startswith("2 trainable weights of Other")
 

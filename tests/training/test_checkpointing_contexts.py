@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    checkpoint_sequential,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import hmp
 from low_kernels_kit import products_as_computed
@@ -110,19 +104,6 @@ def test_dropout_and_casts_are_recomputed_as_in_forward(scope, thread, reentrant
     block = Block(dropout=0.5)
     for around in AROUND:
         assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=reentrant)), around, thread)
-
-
-def save_products(ctx, op, *args, **kwargs):
-    return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("scope", "saved"), [("convert", save_products), ("casts", [torch.ops.aten.mm.default])])
-def test_selective_checkpointing(scope, saved):
-    block = Block()
-    contexts = functools.partial(create_selective_checkpoint_contexts, saved)
-    for around in AROUND:
-        assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)), around)
 
 
 @REENTRANT

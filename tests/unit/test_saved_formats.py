@@ -23,6 +23,7 @@ from hmp.packing import formats, hooks, packing_of
 from hmp.packing.formats import FORMATS, pack, unpack
 from hmp.packing.packable import why_not
 from saved_oracle import packs
+from trap_kit import listable
 
 Tensor = torch.Tensor
 TINY, JUMP = 1e-7, 0.01
@@ -149,14 +150,6 @@ def jumps(op: Any) -> bool:
     return False
 
 
-def may_be_listed(name: str) -> bool:
-    try:
-        hmp.Policy(saved={name})
-    except hmp.HmpError:
-        return False
-    return True
-
-
 @pytest.mark.slow
 @packs
 def test_r22_every_op_that_may_be_listed_and_whose_backward_jumps_has_its_signs_exact() -> None:
@@ -165,7 +158,7 @@ def test_r22_every_op_that_may_be_listed_and_whose_backward_jumps_has_its_signs_
     found = set()
     for op in op_db:
         name = op.name.removeprefix("nn.functional.").removeprefix("__").removesuffix("__")
-        if op.supports_autograd and torch.float64 in op.dtypes and may_be_listed(name) and jumps(op):
+        if op.supports_autograd and torch.float64 in op.dtypes and listable(name, "saved") and jumps(op):
             found.add(name)
     found.discard("multi_head_attention_forward")  # its scores are large: what it multiplies is no jump
     assert {name for name in found if not packing_of(name, "int8").signs} == set()

@@ -68,20 +68,6 @@ def test_the_error_of_an_op_is_that_of_its_cast_inputs_and_the_sensitivity_the_g
     assert softmax.change(watched) == pytest.approx(wanted, rel=1e-3)
 
 
-def test_the_watched_step_is_float32s_and_leaves_nothing() -> None:
-    model, batches = perceptron()
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        plain = float(squared(model, batches[0]))
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    state = torch.get_rng_state()
-    _, watched = measured(model, batches, squared)
-    assert watched == plain
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(state, torch.get_rng_state())
-    assert not hmp.is_converted()
-
-
 def test_running_statistics_move_once_and_draws_are_those_of_a_plain_run() -> None:
     """The op runs several times to be measured; its state is that of one call, and other draws would be an error of about 1."""
     torch.manual_seed(0)

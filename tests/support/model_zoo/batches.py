@@ -33,10 +33,6 @@ def masked(config: Any, length: int = 12) -> Batch:
     return {"input_ids": ids(config, 2, length), "attention_mask": right_padded(2, length), "labels": ids(config, 2, length)}
 
 
-def unmasked(config: Any) -> Batch:
-    return {"input_ids": ids(config, 2, 12), "labels": ids(config, 2, 12)}
-
-
 def seq2seq(config: Any, length: int = 12, target: int = 8) -> Batch:
     return {"input_ids": ids(config, 2, length), "attention_mask": right_padded(2, length), "labels": ids(config, 2, target)}
 

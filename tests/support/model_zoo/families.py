@@ -14,10 +14,9 @@ from .batches import (
     masked,
     right_padded,
     seq2seq,
-    unmasked,
     waves,
 )
-from .kit import Model, redraw
+from .kit import Model
 
 ENCODERS = (
     Model("bert", "BertForMaskedLM", masked, attention="eager"),
@@ -58,7 +57,6 @@ MIXTURES = (
 # State spaces and other recurrences, alone and with attention.
 RECURRENT = (
     Model("mamba2", "Mamba2ForCausalLM", causal, {"state_size": 8, "num_heads": 8, "n_groups": 1, "chunk_size": 4}),
-    Model("rwkv", "RwkvForCausalLM", unmasked, {"pad_token_id": 0}, tweak=redraw),
     Model(
         "recurrent-gemma", "RecurrentGemmaForCausalLM", causal,
         GROUPED | {"initializer_range": 0.2, "block_types": ["recurrent", "attention"], "attention_window_size": 8},
@@ -115,16 +113,9 @@ AUDIO = (
 IMAGE_TOKEN = 98
 
 
-def pairs(config: Any) -> Batch:
-    return {"input_ids": torch.randint(5, 90, (2, 12)), "attention_mask": right_padded(2, 12), "pixel_values": torch.randn(2, 3, 32, 32)}
-
-
 def matched(config: Any) -> Batch:
-    return pairs(config) | {"return_loss": True}
-
-
-def described(config: Any) -> Batch:
-    return pairs(config) | {"labels": torch.randint(5, 90, (2, 12))}
+    tokens = {"input_ids": torch.randint(5, 90, (2, 12)), "attention_mask": right_padded(2, 12)}
+    return tokens | {"pixel_values": torch.randn(2, 3, 32, 32), "return_loss": True}
 
 
 def interleaved(config: Any) -> Batch:
@@ -139,10 +130,6 @@ MULTIMODAL = (
     Model(
         "clip", "CLIPModel", matched, {"projection_dim": 16}, attention="eager",
         parts={"text_config": ("CLIPTextConfig", {"eos_token_id": 98}), "vision_config": ("CLIPVisionConfig", {})},
-    ),
-    Model(
-        "blip", "BlipForConditionalGeneration", described, {"image_text_hidden_size": 16, "projection_dim": 16},
-        parts={"text_config": ("BlipTextConfig", {}), "vision_config": ("BlipVisionConfig", {})},
     ),
     Model(
         "llava", "LlavaForConditionalGeneration", interleaved,

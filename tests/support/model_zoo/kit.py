@@ -40,7 +40,6 @@ class Model:
     parts: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)  # configurations inside the configuration
     # Of weights and batch. For mixtures one where rounding moves no token to another expert, which no cast could help.
     seed: int = 0
-    tweak: Callable[[torch.nn.Module], Any] | None = None  # better weights than the class draws
 
     def __str__(self) -> str:
         return self.name
@@ -97,17 +96,7 @@ def build(model: Model, **changes: Any) -> torch.nn.Module:
         for name in ("p", "dropout", "layerdrop", "drop_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-    if model.tweak is not None:
-        with torch.no_grad(), hmp.disable_casts():
-            model.tweak(built)
     return built
-
-
-def redraw(built: torch.nn.Module) -> None:
-    """A tweak: weights as large as keep a signal's size, for classes whose own are close to zero."""
-    for module in built.modules():
-        if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d, torch.nn.ConvTranspose2d)):
-            module.weight.normal_(std=(module.weight.numel() / module.weight.shape[0]) ** -0.5)
 
 
 def feed(model: Model, built: torch.nn.Module) -> Batch:
@@ -177,9 +166,7 @@ class Run:
     output_is_finite: bool
 
 
-def train(
-    model: Model, policy: Policy = None, *, late: bool = False, mutate: Callable[[torch.nn.Module], Any] | None = None, steps: int = 3
-) -> Run:
+def train(model: Model, policy: Policy = None, *, late: bool = False, steps: int = 3) -> Run:
     """Trains the model with AdamW under `policy` for the whole process, as a script that calls `hmp.convert()` does.
 
     `late` builds it after the conversion, as half of all scripts do.
@@ -188,8 +175,6 @@ def train(
         if late:
             stack.enter_context(converted(policy))
         built = build(model)
-        if mutate is not None:
-            mutate(built)
         batch = feed(model, built)
         if not late:
             stack.enter_context(converted(policy))

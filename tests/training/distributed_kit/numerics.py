@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from on_ranks import measured
-from parallel_modes import MODES, OUT, WIDTH, Net
+from parallel_modes import MODES, OUT, WIDTH, fresh
 from torch import Tensor
 
 import hmp
@@ -20,11 +20,6 @@ STEPS = 6  # the third one has the NaN
 def batch(rank: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(8, WIDTH, generator=generator), torch.randint(0, OUT, (8,), generator=generator)
-
-
-def net() -> Net:
-    torch.manual_seed(0)
-    return Net()
 
 
 @hmp.disable_casts()
@@ -47,7 +42,7 @@ def by_hand(rank: int, is_sharded: bool) -> tuple[float, float]:
     """The relative errors of a rank's output, and of its part of the gradient, in one process with every cast written out."""
 
     def run(of: int, in_low: bool) -> list[Tensor]:
-        model = net()
+        model = fresh()
         x, _ = batch(of)
         out = explicit(list(model.parameters()), x) if in_low else model(x)
         return [out.detach(), *torch.autograd.grad(squares(out), list(model.parameters()))]
@@ -62,21 +57,21 @@ def by_hand(rank: int, is_sharded: bool) -> tuple[float, float]:
 def parallel() -> list[float]:
     """The error of a tensor parallel model's output, and by hand: that of its own result from one process's in float32."""
     x, _ = batch(0)
-    model = MODES["tensor parallel"](net()).model
+    model = MODES["tensor parallel"](fresh()).model
     found = hmp.compare(model, x, POLICY)
     assert found.output is not None
     with torch.no_grad(), hmp.casts(POLICY):
         got = model(x).float()
-    return [found.output, error([got], [net()(x).detach()])]
+    return [found.output, error([got], [fresh()(x).detach()])]
 
 
 def compared(mode: str) -> dict[str, Any]:
     """What compare() says on this rank, in both runs, and what it should."""
     rank = dist.get_rank()
-    model = MODES[mode](net()).model
+    model = MODES[mode](fresh()).model
     x, _ = batch(rank)
     found = hmp.compare(model, x, POLICY, loss=squares)
-    alone = hmp.compare(net(), x, POLICY, loss=squares)
+    alone = hmp.compare(fresh(), x, POLICY, loss=squares)
     return {
         "told": found.to_dict() | {"rows": None, "date": None},
         "alone": alone.to_dict() | {"rows": None},
@@ -102,7 +97,7 @@ def step_with_a_nan(model: torch.nn.Module, number: int, where: str) -> None:
 
 def watched(mode: str, where: str) -> list[Any]:
     """The findings of a loop on this rank: rank, op, and how each begins."""
-    model = MODES[mode](net()).model
+    model = MODES[mode](fresh()).model
     with hmp.casts(POLICY), hmp.detect_nonfinite("log") as findings:
         for number in range(STEPS):
             step_with_a_nan(model, number, where)
@@ -111,7 +106,7 @@ def watched(mode: str, where: str) -> list[Any]:
 
 def raises(mode: str) -> None:
     """The same, which ends rank 1; the other one is left in the all-reduce of its gradients."""
-    model = MODES[mode](net()).model
+    model = MODES[mode](fresh()).model
     with hmp.casts(POLICY), hmp.detect_nonfinite():
         for number in range(STEPS):
             step_with_a_nan(model, number, "forward")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import parallel_modes as modes
@@ -25,11 +24,6 @@ class Net(modes.Net):
         return self.down(F.gelu(self.up(x)))
 
 
-def fresh() -> Net:
-    torch.manual_seed(0)
-    return Net()
-
-
 def share(rank: int) -> Tensor:
     return torch.randn(ROWS, modes.WIDTH, generator=torch.Generator().manual_seed(rank))
 
@@ -44,7 +38,7 @@ def gradients(forward: Callable[[Net, Tensor], Tensor], ranks: int) -> list[Tens
     """The mean over the ranks' shares, each computed by itself, in this process."""
     means: list[Tensor] = []
     for rank in range(ranks):
-        net = fresh()
+        net = modes.fresh(Net)
         forward(net, share(rank)).float().square().sum().backward()
         own = [p.grad / ranks for p in net.parameters()]
         means = [a + b for a, b in zip(means, own, strict=True)] if means else own
@@ -60,9 +54,9 @@ def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
     }
     for name, (policy, alone, unpacked) in sides.items():
         with hmp.casts(unpacked):
-            plain = fresh()(x)
+            plain, exact = modes.fresh(Net)(x), gradients(lambda net, x: net(x), ranks)
         expected = gradients(alone, ranks)
-        model = modes.MODES[mode](fresh()).model
+        model = modes.MODES[mode](modes.fresh(Net)).model
         with hmp.casts(policy), hmp.record() as report:
             out = model(x)
             out.float().square().sum().backward()
@@ -73,13 +67,8 @@ def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
             "packed": [row.left < row.nbytes for row in report.kept if row.op == "gelu"],
             "fallbacks": hmp.fallbacks(),
         }
-        found[name]["rounds"] = not torch.equal(expected[2], gradients(partial(_under, unpacked), ranks)[2])
+        found[name]["rounds"] = not torch.equal(expected[2], exact[2])
     return found
-
-
-def _under(policy: hmp.Policy, net: Net, x: Tensor) -> Tensor:
-    with hmp.casts(policy):
-        return net(x)
 
 
 if __name__ == "__main__":

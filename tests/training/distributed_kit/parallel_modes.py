@@ -27,6 +27,11 @@ class Net(nn.Module):
         return self.down(torch.relu(self.up(x)))
 
 
+def fresh(kind: type[Net] = Net) -> Net:
+    torch.manual_seed(0)
+    return kind()
+
+
 class Spread(NamedTuple):
     """A model on its ranks."""
 
@@ -37,10 +42,6 @@ class Spread(NamedTuple):
 
 def ddp(net: Net, **options: Any) -> Spread:
     return Spread(nn.parallel.DistributedDataParallel(net, **options))
-
-
-def ddp_no_sync(net: Net) -> Spread:
-    return ddp(net)._replace(accumulates=True)
 
 
 def ddp_own_hook(net: Net) -> Spread:
@@ -69,21 +70,17 @@ def _fsdp2(net: Net, **options: Any) -> Spread:
     return Spread(net)
 
 
-def fsdp2_mixed(net: Net, **dtypes: torch.dtype) -> Spread:
+def fsdp2_mixed(net: Net) -> Spread:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    return _fsdp2(net, mp_policy=MixedPrecisionPolicy(**dtypes))
+    return _fsdp2(net, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
 
 
-def fsdp2_no_sync(net: Net) -> Spread:
-    return _fsdp2(net)._replace(accumulates=True)
-
-
-def tensor_parallel(net: Net, **options: Any) -> Spread:
+def tensor_parallel(net: Net) -> Spread:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = {"up": ColwiseParallel(**options), "down": RowwiseParallel()}
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
     parallelize_module(net, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
     return Spread(net, shares_batch=False)
 
@@ -105,11 +102,11 @@ MODES: dict[str, Callable[[Net], Spread]] = {
     "ddp": ddp,
     "ddp, bucket view": lambda net: ddp(net, gradient_as_bucket_view=True),
     "ddp, static graph": lambda net: ddp(net, static_graph=True),
-    "ddp, no_sync": ddp_no_sync,
+    "ddp, no_sync": lambda net: ddp(net)._replace(accumulates=True),
     "ddp, own hook": ddp_own_hook,
     "fsdp2": _fsdp2,
-    "fsdp2, no_sync": fsdp2_no_sync,
-    "fsdp2, bf16": lambda net: fsdp2_mixed(net, param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    "fsdp2, no_sync": lambda net: _fsdp2(net)._replace(accumulates=True),
+    "fsdp2, bf16": fsdp2_mixed,
     "tensor parallel": tensor_parallel,
     "one mesh, sharded": lambda net: both_in_one_mesh(net, dist.get_world_size()),
     "one mesh, tensor parallel": lambda net: both_in_one_mesh(net, 1),
