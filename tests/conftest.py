@@ -137,6 +137,8 @@ def each_test_for_itself() -> Iterator[None]:
     yield
     left_in = _left_in()
     end_policies()
+    if "hmp.core.log" in sys.modules:  # what is logged once is logged once in a test
+        sys.modules["hmp.core.log"].log_once.cache_clear()
     # LOCAL_RANK, by which the next trainer takes the process for one of several, and a process group
     for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]

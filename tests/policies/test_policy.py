@@ -278,8 +278,8 @@ def test_a_promote_list_takes_ops_from_the_base_and_from_the_default_lists(tmp_p
 
 def test_what_is_saved_has_no_base(tmp_path: Path) -> None:
     policy = hmp.Policy.load(folder(tmp_path, base="bert", fp32="gelu"))
-    assert hmp.Policy.load(policy.save(tmp_path)) == policy
-    assert not (tmp_path / "base.txt").exists()
+    assert hmp.Policy.load(policy.save(tmp_path / "saved")) == policy
+    assert not (tmp_path / "saved" / "base.txt").exists()
 
 
 class Model(torch.nn.Module):
@@ -327,3 +327,29 @@ def test_fp8_needs_a_model_and_says_so() -> None:
     with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* needs a model, .* use hmp.apply\(model, policy\)"):
         hmp.convert(policy="fp8")
     assert not hmp.is_converted()
+
+
+def test_save_writes_over_what_it_wrote_and_never_over_what_somebody_else_did(tmp_path: Path) -> None:
+    policy = hmp.Policy("mine", bf16={"linear"}, fp32={"softmax"})
+    for each in (policy, policy.move("softmax", "bf16"), policy):
+        assert hmp.Policy.load(each.save(tmp_path / "saved")) == each
+    (tmp_path / "saved" / "README.md").write_text("not a list")
+    policy.save(tmp_path / "saved")
+    for name, file, text in (("based", "base.txt", "autocast\n"), ("noted", "fp32.txt", "softmax  # for the loss\n")):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / file).write_text(text)
+        with pytest.raises(hmp.HmpError, match=f"{name}: expected a new folder or one that save.. wrote, got lists written by hand"):
+            policy.save(folder)
+        assert {each.name: each.read_text() for each in folder.iterdir()} == {file: text}
+
+
+def test_a_folder_in_which_no_op_is_low_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "fp32.txt").write_text("softmax\n")
+    for _ in range(2):
+        hmp.Policy.load(tmp_path)
+    assert [message.partition(": ")[2].split("; ")[0] for message in caplog.messages] == ["no list has an op that runs in low precision"]
+    (tmp_path / "base.txt").write_text("autocast\n")
+    caplog.clear()
+    hmp.Policy.load(tmp_path)
+    assert not caplog.messages

@@ -85,6 +85,8 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
     on_cuda = hmp.Policy.load("torch-cuda").replace(dtype=torch.bfloat16 if natively else torch.float16)
     assert hmp.Policy.load("autocast") == on_cuda  # without a model: the accelerator's
     assert hmp.Policy.load("torch-cuda").dtype is torch.float16  # as torch has it
+    said = "cuda has no bfloat16 instructions, so 'autocast' is in float16: train with a GradScaler"
+    assert caplog.messages.count(said) == (not natively)
 
 
 @pytest.mark.parametrize(("index", "low"), [(0, "bfloat16"), (1, "float16")])

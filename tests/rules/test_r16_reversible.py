@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
 import hmp
 from process_kit import run_in_another_process
@@ -171,3 +173,17 @@ def test_r16_a_list_of_linear_patches_what_its_results_can_meet(unpatched, torch
             torch._C._linalg.linalg_solve(wide, low)
     with hmp.casts(policy(fp32=["linalg.solve"])):
         assert torch._C._linalg.linalg_solve(wide, low).dtype == torch.float32
+
+
+@pytest.mark.parametrize("tool", ["summary", "verify", "compare"])
+def test_r16_remove_undoes_the_patches_that_a_tool_made_meanwhile(
+    tool: Callable[[nn.Module, torch.Tensor], Any],
+    unpatched: None,
+    torch_differences: Callable[[], list[str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, x = hmp.apply(nn.Sequential(nn.Linear(4, 4), nn.GELU()), "habana"), torch.ones(2, 4)
+    getattr(hmp, tool)(model, x)
+    assert model(x).dtype is torch.bfloat16 and "replaces" not in caplog.text
+    hmp.remove(model)
+    assert model(x).dtype is torch.float32 and torch_differences() == []
