@@ -18,7 +18,7 @@ from ..errors import HmpError
 from . import tables
 from .active.regions import without_casts
 from .active.state import PolicyTable
-from .casting import dtype_name
+from .casting import LOW, dtype_name
 from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .log import log, log_once, should_log
@@ -169,6 +169,10 @@ def remove(model: M) -> M:
         torch.float32
     """
     called = module_calls.inside_compiled(module_of(model, "remove()"))
+    dtypes = {each.dtype for each in called.parameters()}
+    if module_calls.applied(called) is not None and torch.float32 in dtypes and (low := dtypes.intersection(LOW)):
+        said = "%s has weights in %s beside float32 ones, as cast_weights() leaves them: remove() does not undo that, model.float() does"
+        log_once(said, type(called).__name__, " and ".join(map(dtype_name, low)))
     with lock:
         module_calls.detach(called)
         revert_if_unused()

@@ -468,3 +468,11 @@ def test_tied_weights_have_all_of_their_names() -> None:
         model = make()
         result = hmp.cast_weights(model, policy=POLICY, **options)
         assert (model.first.weight.dtype is F32) == ("keep" in options) and ("again.bias" in low_of(result)) == ("only" in options)
+
+
+def test_remove_says_that_cast_weights_stay_cast(caplog: pytest.LogCaptureFixture) -> None:
+    model = hmp.apply(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).eval(), POLICY)
+    hmp.cast_weights(model)
+    hmp.remove(hmp.remove(model))
+    assert len(caplog.messages) == 1 and "Sequential has weights in bfloat16 beside float32 ones" in caplog.messages[0]
+    assert model.float()(torch.ones(1, 4)).dtype is torch.float32
