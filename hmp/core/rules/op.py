@@ -61,7 +61,6 @@ class CastRule:
     ops: AbstractSet[str] = frozenset()  # ops, sets of the table, that it may apply to when no list names them
     # The parameters whose tensors it casts, by position or name, to `dtype`; empty: all. Without a kernel such a call is torch's own error.
     only: frozenset[int | str] = frozenset()
-    in_order: bool = False  # it asks which input is the first parameter's, whatever the order of a call's keywords
     is_list: bool = False  # an entry of a list asks for it
     dtype: Callable[[torch.dtype], torch.dtype] | None = None  # of every castable input, from the policy's; None if `choose` finds it
     choose: Callable[[OpUnderRule], Choose] | None = None  # finds that dtype among the castable inputs of a call, where they say it

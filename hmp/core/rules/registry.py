@@ -211,7 +211,6 @@ FIRST_INPUT = CastRule(
     make=_cast_inputs,
     holds=lambda case: case.list is None and (case.op in table.MIXED_RAISES or case.op in table.NORMS),
     ops=table.MIXED_RAISES | table.NORMS,
-    in_order=True,
     choose=_first,
     applies_in_backward=True,
 )
@@ -308,7 +307,7 @@ def rule_for(op: str, entry: ListEntry | None, low_dtype: torch.dtype) -> CastRu
 def op_rule(site: Site, rule: CastRule, low_dtype: torch.dtype) -> OpUnderRule:
     """Return the op of `site` under a rule."""
     alone = rule_for(site.op, None, low_dtype) if rule is AUTOCAST else None
-    facts = facts_of(site, rule.only, with_order=rule.in_order or site.op in special.BUILDERS)
+    facts = facts_of(site, rule.only, with_order=rule.choose is _first or site.op in special.BUILDERS)
     return OpUnderRule(site.op, rule, facts, low_dtype, unlisted=None if alone is None else op_rule(site, alone, low_dtype))
 
 
