@@ -105,7 +105,7 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert printed.startswith("trainer against server: They first differ at (inputs)[input]: ")
     values = json.loads(Path("out.json").read_text())
-    assert values["first"] == "(inputs)[input]" and values["gaps"][1]["module"] == "fc"
+    assert (values["schema_version"], values["first"]) == (1, "(inputs)[input]") and values["gaps"][1]["module"] == "fc"
     assert "<title>trainer against server</title>" in Path("out.html").read_text()
     assert main(["diff", "trainer.capture", "trainer.capture", "--json", "same.json"]) == 0
     assert {gap["relative"] for gap in json.loads(Path("same.json").read_text())["gaps"]} == {0}
