@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hmp
+from command_kit import ROOT, python
 from lightning_kit import FABRICS, HOMES, Steps, both_homes, fit, hmp_precision, module, plugin, quiet, trainer
 from oracle import tensors
 from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
@@ -289,3 +290,36 @@ def test_it_logs_what_the_device_says(home: str, tmp_path: Path):
     assert said.keys() == TOLD, "what a CPU does not say is not logged"
     now = hmp.memory.memory_stats("cpu")
     assert said["Limit"] == now["Limit"] and 0 < said["InUse"] <= said["MaxInUse"]
+
+
+def run(strategy: str, folder: Path) -> list[dict]:
+    """What the two processes wrote."""
+    done = python(Path(__file__).with_name("ddp_run.py"), strategy, folder, cwd=folder, before=ROOT / "tests" / "support")
+    assert done.returncode == 0, done.stderr[-6000:]
+    assert sorted(path.name for path in folder.glob("*.pt")) == ["0.pt", "1.pt"]
+    found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert found[0]["process"] != found[1]["process"]
+    return found
+
+
+def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """How far apart two states are, as a share of how far training moved the weights."""
+    start = net().state_dict()
+    moved = sum((other[name] - start[name]).square().sum() for name in start).sqrt()
+    return float(sum((weights[name] - other[name]).square().sum() for name in start).sqrt() / moved)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.nightly)])
+def test_two_processes_train_as_one(strategy: str, tmp_path: Path):
+    one, other = run(strategy, tmp_path)
+    # every process converts: linear and tanh in bfloat16, softmax in float32
+    assert one["dtypes"] == other["dtypes"] == ["torch.bfloat16", "torch.float32"]
+    assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
+    assert {tensor.dtype for tensor in one["weights"].values()} == {torch.float32}
+    losses, network = train_by_hand()  # one process with the batches of both
+    assert one["losses"] != other["losses"], "each has samples of its own"
+    together = [sum(pair) / 2 for pair in zip(one["losses"], other["losses"], strict=True)]
+    assert together == pytest.approx(losses, rel=2**-8)
+    assert distance(one["weights"], network.state_dict()) < 2**-8
