@@ -32,7 +32,6 @@ def wrong():
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "weights_cli_model.py").write_text(MODEL)
     names: dict[str, Any] = {}
@@ -41,26 +40,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("function", ["make", "alone"])  # with a batch, and without one
-def test_the_file_has_what_is_computed_low_in_the_low_dtype(folder: Path, function: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--model", f"weights_cli_model:{function}", "-o", "low.safetensors", "--json", "done.json"]
+@pytest.mark.parametrize(
+    ("function", "keep", "count"),
+    [("make", [], 3), ("alone", [], 3), ("alone", ["--keep", "*.bias", "--keep", "1"], 1)],  # with a batch, and without one
+)
+def test_the_file_has_what_is_computed_low_in_the_low_dtype(
+    folder: Path, function: str, keep: list[str], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", f"weights_cli_model:{function}", "-o", "low.safetensors", "--json", "done.json", *keep]
     assert main(["cast-weights", "wide.safetensors", *options]) == 0
     wide, low = safetensors.load_file("wide.safetensors"), safetensors.load_file("low.safetensors")
     assert low.keys() == wide.keys()
     for name, tensor in wide.items():
-        dtype = torch.float32 if name.startswith("1.") else torch.bfloat16
+        is_kept = name.startswith("1.") or (bool(keep) and name.endswith("bias"))
+        dtype = torch.float32 if is_kept else torch.bfloat16
         assert low[name].dtype is dtype and torch.equal(low[name], tensor.to(dtype)), name
-    assert "3 of 5 weights cast" in capsys.readouterr().out
-    assert json.loads(Path("done.json").read_text())["bytes_after"] == 2 * (64 + 8 + 8) + 4 * 16
-
-
-def test_what_keep_names_is_written_as_it_was(folder: Path) -> None:
-    options = ["--model", "weights_cli_model:alone", "-o", "low.safetensors", "--keep", "*.bias", "--keep", "1"]
-    assert main(["cast-weights", "wide.safetensors", *options]) == 0
-    low = safetensors.load_file("low.safetensors")
-    assert {name for name, tensor in low.items() if tensor.dtype is torch.bfloat16} == {
-        name for name in low if name in ("0.weight", "2.weight")
-    }
+    assert f"{count} of 5 weights cast" in capsys.readouterr().out
+    assert json.loads(Path("done.json").read_text())["bytes_after"] == 2 * 64 + (4 if keep else 2) * 16 + 4 * 16
 
 
 @pytest.mark.parametrize(

@@ -192,11 +192,14 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
     for number, lists in enumerate((policy(bf16={"linear"}), policy(fp32={"linear"}))):
         with hmp.convert(policy=lists), hmp.record() as report:
             F.linear(x, x)
+            if files:
+                x.tanh()
         files.append(str(report.to_json(tmp_path / f"{number}.json")))
     assert main(["diff", files[0], files[0]]) == 0
     assert capsys.readouterr().out == f"{files[0]} -> {files[0]}: 0 differences\n"
+    changes = ["linear: bfloat16 -> float32", "tanh: not called -> float32"]
     assert main(["diff", *files, "--json", str(tmp_path / "changes.json")]) == 1
-    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 difference", "  linear: bfloat16 -> float32"]
-    assert json.loads((tmp_path / "changes.json").read_text())["changes"] == ["linear: bfloat16 -> float32"]
+    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 2 differences", *(f"  {each}" for each in changes)]
+    assert json.loads((tmp_path / "changes.json").read_text())["changes"] == changes
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2
     assert "No such file" in capsys.readouterr().err

@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,14 +36,8 @@ if os.environ.get("STOP") == "import":
 """
 
 
-def command(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
-    return python("-m", "hmp", *arguments, cwd=cwd, **env)
-
-
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
+def recipe(tmp_path: Path) -> Path:
     (tmp_path / "recipe.py").write_text(RECIPE.replace("    return model(batch)", STOPS) + AT_THE_IMPORT)
     return tmp_path / "recipe.py"
 
@@ -62,7 +54,7 @@ def test_help_and_version_import_neither_torch_nor_an_extra() -> None:
         found = {{"torch", "numpy", "rich", "jinja2", "matplotlib", "scipy"}} & set(sys.modules)
         sys.exit(f"imported {{found}}" if found else 0)
     """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("example:\n  hmp ") == 1 + len(COMMANDS)
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -138,7 +130,7 @@ def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize(("name", "where"), [("compare", "loss"), ("benchmark", "import")])
 def test_ctrl_c_is_a_line_and_nobodys_fault(name: str, where: str, recipe: Path) -> None:
-    done = command(name, "recipe.py", cwd=recipe.parent, STOP=where)
+    done = python("-m", "hmp", name, "recipe.py", cwd=recipe.parent, STOP=where)
     assert (done.returncode, done.stderr) == (130, f"hmp {name}: interrupted\n")
 
 

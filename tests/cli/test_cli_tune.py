@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import runpy
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,12 +33,8 @@ def loss(model, batch):
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
+def recipe(in_a_folder_of_its_own: None) -> None:
     Path("recipe.py").write_text(TINY)
-    yield
-    sys.modules.pop("hmp_recipe", None)
 
 
 @pytest.fixture
@@ -68,15 +62,15 @@ def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any]) -> None
     assert isinstance(given["model"], torch.nn.Sequential)
     assert len(given["batches"]) == 16
     assert (given["optimizer"].__name__, given["metric"].__name__) == ("optimizer", "metric")
-    names = "tolerance seconds max_trials start per_module ops objective steps seed".split()
-    assert [given[name] for name in names] == [0.01, None, None, "autocast", False, None, "time", None, 0]
+    names = "tolerance seconds max_trials start per_module ops objective steps seed levels".split()
+    assert [given[name] for name in names] == [0.01, None, None, "autocast", False, None, "time", None, 0, ["bf16", "fp32"]]
     command = (
         "tune recipe.py --out there --tolerance loss=0.02,metric=0.01 --start bert --per-module --ops linear,softmax "
-        "--objective memory --steps 40 --seed 3"
+        "--objective memory --steps 40 --seed 3 --levels fp8,bf16,fp32"
     )
     assert main([*command.split(), "--max-trials", "7"]) == 0
     assert [given[name] for name in names] == [
-        {"loss": 0.02, "metric": 0.01}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3,
+        {"loss": 0.02, "metric": 0.01}, None, 7, "bert", True, ["linear", "softmax"], "memory", 40, 3, ["fp8", "bf16", "fp32"],
     ]  # fmt: skip
     assert len(given["batches"]) == 40
     assert given["folder"] == Path("there")

@@ -53,11 +53,8 @@ WRONG = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A script, recipes, lists of one's own, and captures of the same layer under two names."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "hmp_recipe", raising=False)
     recipes = {"recipe": RECIPE, "none": RECIPE.replace("def loss", "def lost"), "vector": RECIPE.replace(".mean()", "")}
     for name, text in {**recipes, "x": "print('ran')\n"}.items():
         Path(f"{name}.py").write_text(text)

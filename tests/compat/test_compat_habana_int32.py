@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,12 +63,6 @@ def is_in_torch(op: str) -> bool:
 IN_FORCE = [op for wide in int32.active_rows() for op in wide.ops.split() if is_in_torch(op)]
 POLICIES = [None, "habana", "habana-o2"]
 INDEX = torch.tensor([2, 0, 3, 1])
-
-
-@pytest.fixture(autouse=True)
-def no_shim_is_left() -> Iterator[None]:
-    yield
-    habana.uninstall()
 
 
 def under(policy: str | None) -> contextlib.AbstractContextManager[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,32 +32,18 @@ def lists(tmp_path: Path) -> Path:
     return write_lists(tmp_path)
 
 
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of one."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def prepared(model: nn.Module, lists: Path, order: str, wrap: Any = lambda model: model) -> nn.Module:
-    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
-    if order == "before":
-        return wrap(accelerator.prepare(hmp.apply(model, lists)))
-    return hmp.apply(wrap(accelerator.prepare(model)), lists)
-
-
 @ORDERS
 def test_accelerate(lists, order):
-    model = Head()
-    call = prepared(model, lists, order)
+    model, accelerator = Head(), accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    call = accelerator.prepare(hmp.apply(model, lists)) if order == "before" else hmp.apply(accelerator.prepare(model), lists)
     assert_by_the_lists(model, call)
     with autocast():
         assert_by_the_lists(model, call, enabled=True)
 
 
 @ORDERS
-def test_fsdp2_in_a_region(lists, order, group):
+def test_fsdp2_in_a_region(lists, order):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model, plain = Head(), Head()
     plain.load_state_dict(model.state_dict())
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
@@ -77,11 +63,17 @@ def test_fsdp2_in_a_region(lists, order, group):
 # --- transformers
 
 
-def llama(**changes: Any) -> Any:
+def llama() -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, **changes
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
     )
     return transformers.LlamaForCausalLM(config)
 
@@ -107,14 +99,13 @@ def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tupl
 def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path):
     from hmp.compat.transformers import HMPCallback
 
-    tied = True
-    wanted = trained(llama(tie_word_embeddings=tied), tmp_path, HMPCallback(lists))
+    wanted = trained(llama(), tmp_path, HMPCallback(lists))
     assert wanted[1] == {F32}
     for arguments in ({"bf16": True}, {"fp16": True}, {"bf16": True, "gradient_checkpointing": True}):
-        model = llama(tie_word_embeddings=tied)
+        model = llama()
         assert trained(model, tmp_path, HMPCallback(lists, verify=True), **arguments) == wanted, arguments
         assert model.lm_head.weight.dtype is F32
-    assert trained(hmp.apply(llama(tie_word_embeddings=tied), lists), tmp_path, bf16=True) == wanted
+    assert trained(hmp.apply(llama(), lists), tmp_path, bf16=True) == wanted
 
 
 # --- hmp run --verify

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import types
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -52,18 +51,12 @@ def test_the_cpus_sizes_are_bytes_and_follow_what_the_process_does():
     assert before["Limit"] == during["Limit"] == after["Limit"] == int(Path("/proc/meminfo").read_text().split()[1]) * 1024
 
 
-def cuda(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any]) -> dict[str, int | None]:
+def test_cudas_statistics_have_habanas_names(monkeypatch: pytest.MonkeyPatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or stats)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or CUDA)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=85_899_345_920))
-    found = hmp.memory.memory_stats("cuda:1")
-    assert asked == [torch.device("cuda:1")]
-    return found
-
-
-def test_cudas_statistics_have_habanas_names(monkeypatch: pytest.MonkeyPatch):
-    assert cuda(monkeypatch, CUDA) == {
+    assert hmp.memory.memory_stats("cuda:1") == {
         "Limit": 85_899_345_920,
         "InUse": 41_943_040,
         "MaxInUse": 62_914_560,
@@ -75,6 +68,7 @@ def test_cudas_statistics_have_habanas_names(monkeypatch: pytest.MonkeyPatch):
         "TotalSystemFrees": 2,
         "TotalActiveAllocs": 5,
     }
+    assert asked == [torch.device("cuda:1")]
 
 
 def test_a_device_that_is_not_there_and_what_is_no_device_are_errors():

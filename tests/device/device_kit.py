@@ -116,6 +116,11 @@ def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> No
         same(one, other, f"{what}, tensor {number}")
 
 
+def apart(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The distance of the two, as a share of what is wanted."""
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
 WIDTH, OUT, ROWS = 256, 64, 32
 
 

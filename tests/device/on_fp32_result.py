@@ -7,15 +7,11 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, F16, F32, on_cuda, tensor
+from device_kit import BF16, F16, F32, apart, on_cuda, tensor
 from dispatch_kit import Trace
 from torch_has import TORCH
 
 ROWS, INNER, OUTER = 96, 256, 160
-
-
-def apart(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
 
 
 @pytest.mark.parametrize("low", [BF16, F16])

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, Net, batch, loss_of, same, tensor
+from device_kit import BF16, DEVICE, Net, apart, batch, loss_of, same, tensor
 from hmp.fp8 import fused_kernels, is_real
 from hmp.fp8.quantization import RECIPES, Layout, quantise
 
@@ -31,10 +31,6 @@ def product(policy: hmp.Policy, spread: int = 0) -> list[torch.Tensor]:
         y = F.linear(*leaves)
     y.backward(tensor(ROWS, OUTER, seed=4, dtype=BF16))
     return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-
-def apart(got: torch.Tensor, want: torch.Tensor) -> float:
-    return float((got.double() - want.double()).norm() / want.double().norm())
 
 
 def test_what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> None:

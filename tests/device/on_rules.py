@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,8 @@ import torch.nn.functional as F
 from torch.utils import checkpoint as torchs
 
 import hmp
-from device_kit import BF16, DEVICE, F32, all_same, policy, same, seed, synchronize, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, all_same, policy, same, seed, synchronize, tensor
+from thread_kit import in_threads
 
 # torch's own knows no XLA
 checkpoint = (importlib.import_module("torch_xla.utils.checkpoint") if DEVICE == "xla" else torchs).checkpoint
@@ -80,6 +82,34 @@ def test_r14_a_checkpoint_is_recomputed_as_its_forward_ran() -> None:
         dtypes.clear()
         all_same(run(reentrant), want, f"use_reentrant={reentrant}")
         assert dtypes == [BF16, BF16], dtypes
+
+
+@pytest.mark.skipif(ON_CPU, reason="only on an accelerator: the CPU's backward runs on the calling thread")
+@pytest.mark.skipif(DEVICE == "xla", reason="torch.utils.checkpoint knows no XLA; above that of torch_xla is tried")
+def test_r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
+    """Backward of an accelerator runs on a thread of its own, which all callers share."""
+    start, runs = threading.Barrier(2), {"habana": [], "other": []}
+    policies = {"habana": "habana", "other": policy(bf16="softmax", fp32="matmul mul")}
+    w = tensor(3, 3, grad=True)
+
+    def train(name: str) -> None:
+        def block(x: torch.Tensor) -> torch.Tensor:
+            y = torch.matmul(x, w)
+            z = torch.softmax(y, -1)
+            runs[name].append((threading.get_ident(), y.dtype, z.dtype))
+            return y * z
+
+        x = tensor(2, 3, grad=True)
+        for _ in range(10):
+            with hmp.casts(policies[name]):
+                loss = checkpoint(block, x, use_reentrant=False).float().sum()
+            start.wait()
+            loss.backward()
+
+    in_threads(train, runs)
+    assert [dtypes for _, *dtypes in runs["habana"]] == [[BF16, F32]] * 20
+    assert [dtypes for _, *dtypes in runs["other"]] == [[F32, BF16]] * 20
+    assert len({thread for found in runs.values() for thread, *_ in found[1::2]}) == 1, "they were recomputed on one thread"
 
 
 RECURRENT: dict[str, Callable[[], torch.nn.RNNBase]] = {

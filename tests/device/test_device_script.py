@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from importlib.machinery import SourceFileLoader
@@ -12,16 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from devices_here import ROOT
+from command_kit import ROOT, python
 
 SCRIPT = ROOT / ".ci" / "device"
 
 
 def on_cpu(folder: Path, *arguments: str) -> tuple[int, str, str]:
     """The exit code, what is printed, and the page."""
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), "--device", "cpu", "--write", str(folder), *arguments], capture_output=True, text=True, cwd=folder
-    )
+    run = python(SCRIPT, "--device", "cpu", "--write", folder, *arguments, cwd=folder)
     (page,) = folder.glob("cpu-*.md")
     return run.returncode, run.stdout + run.stderr, page.read_text(encoding="utf-8")
 

@@ -5,31 +5,26 @@ In processes of their own: the device stays for the life of a process, where it 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import devices_here
+from command_kit import RUN, python
 
-SUPPORT = str(devices_here.ROOT / "tests" / "support")
+SUPPORT = devices_here.ROOT / "tests" / "support"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def available() -> None:
     """Skips where the device cannot be made; asked in a process that may import what compiles it."""
-    asks = "import pretend_device; print(pretend_device.unavailable())"
-    run = subprocess.run(
-        [sys.executable, "-c", asks], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": SUPPORT}, check=True
-    )
-    if run.stdout.strip():
-        pytest.skip(run.stdout.strip())
+    said = python("-c", "import pretend_device; print(pretend_device.unavailable())", cwd=SUPPORT).stdout.strip()
+    if said:
+        pytest.skip(said)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["rules", "caches", "threads", "fp16", "fp8", "fp32_result", "presets", "tools", "compile"])
+@pytest.mark.parametrize("part", ["rules", "caches", "fp16", "fp8", "fp32_result", "presets", "tools", "compile"])
 def test_hmp_on_the_pretend_device(part: str) -> None:
     """The first run on a machine compiles the device, for a minute."""
     devices_here.run_tests("pretend", f"tests/device/on_{part}.py")
@@ -59,7 +54,5 @@ print(model(torch.ones(1, 8, device="pretend:1")).dtype, model[0].weight.dtype, 
 @pytest.mark.slow
 def test_hmp_run_casts_in_a_script_that_brings_the_device(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": SUPPORT}
-    command = [sys.executable, "-m", "hmp", "run", "--policy", "habana", str(tmp_path / "script.py")]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    run = python(*RUN, "--policy", "habana", "script.py", cwd=tmp_path, before=SUPPORT)
     assert run.stdout.splitlines()[-1:] == ["torch.bfloat16 torch.float32 pretend:1"], run.stdout + run.stderr

@@ -1,8 +1,13 @@
-"""What compare(), summary() and verify() have in common: they leave all as it was, and follow the policy that is in force or applied."""
+"""What the tools have in common: each leaves torch, the model and the random state as plain torch would, also where forward writes weights,
+and follows the policy that is in force or applied.
+"""
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,22 +19,27 @@ import hmp
 from trap_kit import policy
 
 LISTS = policy(bf16={"linear"}, fp32={"softmax"}, name="mine")
-TOOLS: dict[str, Callable[..., Any]] = {
-    "compare": lambda model, x, *lists: hmp.compare(model, x, *lists, loss=lambda out: out.float().square().sum()),
-    "summary": hmp.summary,
-    "verify": hmp.verify,
-}
+# with what a tool itself may call to keep a tensor and to compare it
+OF_TOOLS = policy(bf16={"linear", "equal", "clone"})
 ODD = [name for name in ("complex32", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8") if hasattr(torch, name)]
 if torch.__version__ < (2, 10) and "float4_e2m1fn_x2" in ODD:
     ODD.remove("float4_e2m1fn_x2")  # that torch cannot copy it
 
 
 class Writes(nn.Module):
-    """Writes its buffers, some of which share their memory, replaces one, and holds one of each odd dtype, which torch does not compare."""
+    """Its forward writes an embedding, the vectors of a spectral norm, running averages, a counter, a list, a hook, an input and buffers.
+
+    Of the buffers two share their memory, one is replaced, and one of each odd dtype is there, which torch does not compare.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self.table = nn.Embedding(10, 8, max_norm=0.5)
+        self.normed = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+        self.batch_norm, self.drop, self.head = nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
+        self.frozen = nn.LayerNorm(8).eval()
+        self.steps, self.seen = 0, [torch.zeros(1)]
+        self.head.register_forward_hook(lambda module, args, output: output * 2)
         whole = torch.full((8,), 1.0001)  # which bfloat16 does not hold
         self.register_buffer("first", whole[:4])
         self.register_buffer("second", whole[4:], persistent=False)
@@ -39,37 +49,126 @@ class Writes(nn.Module):
             held = torch.zeros(8, dtype=torch.complex32) if name == "complex32" else values.view(getattr(torch, name))
             self.register_buffer(name, held)
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, written: torch.Tensor | None = None) -> torch.Tensor:
+        self.steps += 1
+        self.seen[0] += 1
+        self.seen.append(torch.ones(1))
         self.calls = self.calls + 1
         self.first.mul_(1 + 2**-12)  # by less than bfloat16 tells apart
-        return self.drop(self.norm(self.layer(x.mul_(2) + y)))
+        if written is not None:
+            written.mul_(2)
+        self.drop.train(not self.drop.training)
+        self.drop.register_forward_hook(lambda *_: None)
+        return self.head(self.drop(self.batch_norm(self.frozen(self.normed(self.table(x))))))
+
+
+X, WRITTEN = torch.arange(8), torch.randn(4)
+
+
+def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).float().square().sum()
+
+
+TOOLS: dict[str, Callable[..., Any]] = {
+    "compare": lambda model, x, *lists: hmp.compare(model, x, *lists, loss=lambda out: out.float().square().sum()),
+    "summary": hmp.summary,
+    "verify": hmp.verify,
+}
+# Each runs the model, and puts it back; compare() alone promises that of a batch that the model writes.
+RUNS: dict[str, Callable[..., Any]] = {
+    "compare": lambda model, *lists: TOOLS["compare"](model, (X, WRITTEN), *lists),
+    "summary": lambda model, *lists: hmp.summary(model, (X, WRITTEN.clone()), *lists),
+    "verify": lambda model, *lists: hmp.verify(model, (X, WRITTEN.clone()), *lists),
+    "explain": lambda model, *lists: hmp.explain("linear", *lists),
+    "benchmark": lambda model, *_: hmp.benchmark(lambda: loss(model, X).backward(), ["float32", "habana"], model=model, rounds=3, steps=1),
+    "tune": lambda model, *_: hmp.tune(model, [X], loss=loss, max_trials=3, objective="memory", steps=1, progress=False),
+}
 
 
 def raw(tensor: torch.Tensor) -> bytes:
     return bytes(tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_model_batch_gradients_and_random_state_are_as_before(tool: str) -> None:
-    model, both = Writes(), torch.randn(6, 4)
-    model.layer(torch.ones(2, 4)).sum().backward()
+def contents(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = {"batch": raw(WRITTEN), "counts": (model.steps, len(model.seen), float(model.seen[0]))}
+    for path, module in model.named_modules():
+        found[f"{path} mode"] = module.training
+        for name, table in vars(module).items():
+            if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")):
+                found[f"{path} {name}"] = list(table)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        found[name] = id(tensor), raw(tensor), tensor.requires_grad
+        found[f"gradient of {name}"] = None if tensor.grad is None else (id(tensor.grad), raw(tensor.grad))
+    return found
 
-    def tensors() -> dict[str, torch.Tensor]:
-        batch = {"batch": both} if tool == "compare" else {}  # the others promise nothing of a batch that the model writes
-        return {**dict(model.named_parameters()), **dict(model.named_buffers()), **batch}
 
-    before = {name: (each, raw(each), each.grad, None if each.grad is None else raw(each.grad)) for name, each in tensors().items()}
-    state = torch.get_rng_state()
-    with hmp.casts(policy(bf16={"linear", "equal", "clone"})):  # what it keeps and puts back is not rounded by it
-        found = TOOLS[tool](model, (both[:3], both[3:]))
-    for name, each in tensors().items():
-        tensor, value, grad, of_grad = before[name]
-        assert each is tensor and raw(each) == value and each.grad is grad, name
-        assert grad is None or raw(grad) == of_grad, name
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+def draws() -> tuple[Any, ...]:
+    return random.getstate(), bytes(torch.get_rng_state().numpy())
+
+
+@pytest.mark.parametrize("tool", RUNS)
+def test_torch_weights_buffers_modes_hooks_gradients_and_random_state_are_as_before(
+    tool: str, unpatched: None, torch_differences: Callable[[], list[str]]
+) -> None:
+    model = Writes()
+    if tool != "tune":  # which promises nothing of gradients that were there
+        loss(model, X).backward()
+    before, drawn = contents(model), draws()
+
+    def assert_as_before() -> None:
+        assert [name for name, value in contents(model).items() if value != before.get(name)] == [] and draws() == drawn
+
+    RUNS[tool](model, LISTS)
+    assert_as_before()
+    assert not torch_differences()
+    with hmp.casts(OF_TOOLS):  # what it keeps and puts back is not rounded by it
+        found = RUNS[tool](model)
+    assert_as_before()
     if tool == "verify":
-        assert {"clone", "equal"}.isdisjoint(row.op for row in found.rows)  # the model's ops alone
+        own = {(row.op, row.module.partition(".")[0]) for row in found.rows if row.op in ("clone", "equal")}
+        assert own == {("clone", "normed")}  # the spectral norm's, and none of the tool's
+
+
+@pytest.mark.parametrize("tool", ["record", "detect_nonfinite", "capture"])
+def test_what_runs_in_a_context_leaves_what_a_plain_run_leaves(
+    tool: str, tmp_path: Path, unpatched: None, torch_differences: Callable[[], list[str]]
+) -> None:
+    plain, model = Writes(), Writes()
+    model.load_state_dict(copy.deepcopy(plain.state_dict()))
+    contexts = {"record": hmp.record, "detect_nonfinite": hmp.detect_nonfinite, "capture": lambda: hmp.capture(tmp_path / "a", model)}
+    torch.manual_seed(1)
+    loss(plain, X).backward()
+    drawn = draws()
+    torch.manual_seed(1)
+    with contexts[tool]():
+        loss(model, X).backward()
+    assert draws() == drawn and not torch_differences()
+    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, other) and torch.equal(one.grad, other.grad), name
+    one, other = contents(plain), contents(model)
+    assert {name: one[name] for name in one if name.endswith("mode")} == {name: other[name] for name in other if name.endswith("mode")}
+    # hooks have numbers of their own
+    counts = [{name: len(found[name]) for name in found if isinstance(found[name], list)} for found in (one, other)]
+    assert counts[0] == counts[1]
+
+
+def test_torch_stays_patched_for_a_policy_that_is_used() -> None:
+    model = hmp.apply(nn.Linear(8, 4), "torch-cpu")
+    hmp.summary(model, torch.randn(2, 8))
+    assert model(torch.randn(2, 8)).dtype is torch.bfloat16
+    with hmp.casts("torch-cpu"):
+        hmp.verify(nn.Linear(8, 4), torch.randn(2, 8))
+        assert nn.Linear(8, 4)(torch.randn(2, 8)).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("tool", [hmp.summary, hmp.verify])
+def test_weights_without_a_shape_cannot_be_put_back_and_are_refused(tool: Callable[..., Any]) -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(hmp.HmpError, match="lazy modules; call it with a batch first"):
+        tool(model, torch.randn(2, 3), "torch-cpu")
+    assert isinstance(model[0].weight, nn.UninitializedParameter)
+    model(torch.randn(2, 3))
+    tool(model, torch.randn(2, 3), "torch-cpu")
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -1,8 +1,9 @@
-"""record() notes what ran in which precision: dtypes, casts and bytes counted by hand, places, and what a policy never met."""
+"""record() notes what ran in which precision: dtypes, casts and bytes as counted by hand and by dispatch modes of the tests', places."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import hmp
+from autocast_kit import needs_autocasts_lstm
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -193,26 +198,6 @@ def test_products_that_compute_in_float32_on_rounded_inputs_are_told() -> None:
     assert "bfloat16 in float32" in str(report)
 
 
-def test_a_recording_changes_no_bit_and_nothing_observes_after_it() -> None:
-    torch.manual_seed(0)
-    net, x = Net(), torch.randn(3, 8)
-
-    def gradients() -> list[torch.Tensor]:
-        net.zero_grad()
-        (net(x) ** 2).sum().backward()
-        return [p.grad.clone() for p in net.parameters()]
-
-    with hmp.convert(policy=LISTS):
-        plain = gradients()
-        with hmp.record() as report:
-            recorded = gradients()
-        seen = len(report.rows)
-        after = gradients()
-        assert len(report.rows) == seen
-        assert torch.nn.modules.module._global_forward_hooks == torch.nn.modules.module._global_forward_pre_hooks == {}
-    assert all(map(torch.equal, plain, recorded)) and all(map(torch.equal, plain, after))
-
-
 def test_recordings_nest_and_each_has_its_own() -> None:
     x = torch.randn(3, 3)
     with hmp.convert(policy=LISTS), hmp.record() as outer:
@@ -275,3 +260,155 @@ def test_a_row_has_the_words_of_its_own_rule_where_two_have_one_number(tmp_path:
     }
     page = report.to_html(tmp_path / "page.html").read_text()
     assert "mask in place (R5)" in page
+
+
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+X_LOW = X.bfloat16()
+HELD = (torch.mm,)  # a tuple: hmp does not find it there
+
+
+class Ran(TorchDispatchMode):
+    """The ATen ops that ran, each with the dtypes of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[tuple[str, list[torch.dtype]]] = []
+        self.cast_bytes = 0
+        self.made: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self.ops.append((name, [tensor.dtype for tensor in tensors]))
+        self.cast_bytes += tensors[0].nbytes if name == "_to_copy" else 0
+        result = func(*args, **(kwargs or {}))
+        self.made += [f"cast {tensors[0].dtype} to {result.dtype}".replace("torch.", "")] if name == "_to_copy" else []
+        return result
+
+
+def recorded(call: Callable[[], Any], policy: Any = "torch-cpu") -> tuple[hmp.types.Report, Ran]:
+    """The call recorded, and again under the tests' mode."""
+    with torch.no_grad(), hmp.casts(policy):
+        with hmp.record() as report:
+            call()
+        with Ran() as ran:
+            call()
+    return report, ran
+
+
+INSIDE = {
+    "einsum": (lambda: torch.einsum("ij,jk->ik", X, X), "bfloat16"),
+    "lstm": (lambda: nn.LSTM(8, 4, num_layers=2)(X[None]), "bfloat16"),
+    "cov": (lambda: torch.cov(X), None),
+    "pad": (lambda: F.pad(X_LOW[None], (1, 1), mode="reflect"), "float32"),
+}
+
+
+@pytest.mark.native_kernels
+@pytest.mark.parametrize("watch", [hmp.record, hmp.detect_nonfinite])
+@pytest.mark.parametrize(("make", "lists"), [(lambda: nn.LSTM(8, 16, num_layers=2, bidirectional=True), "torch-cpu"), (Net, LISTS)])
+def test_gradients_are_those_of_an_unwatched_run_and_nothing_is_noted_after_it(
+    make: Callable[[], nn.Module], lists: Any, watch: Callable[[], Any]
+) -> None:
+    model, x = make(), torch.randn(9, 4, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        with hmp.casts(lists):
+            loss = model(x)[0].float().square().sum()
+        loss.backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    unwatched = gradients()
+    with watch() as found:
+        watched = gradients()
+    noted = str(found)
+    assert all(map(torch.equal, watched, unwatched)) and all(map(torch.equal, gradients(), unwatched)) and str(found) == noted
+    assert torch.nn.modules.module._global_forward_hooks == torch.nn.modules.module._global_forward_pre_hooks == {}
+
+
+@pytest.mark.native_kernels
+@pytest.mark.parametrize("op", INSIDE)
+def test_what_autocast_does_inside_an_op_is_told(op: str) -> None:
+    if op == "lstm":
+        needs_autocasts_lstm()
+    call, computes = INSIDE[op]
+    report, ran = recorded(call)
+    (row,) = [row for row in report.rows if row.op == op]
+    assert (row.rule, row.casts, row.cast_bytes) == ("autocast", len(ran.made), ran.cast_bytes)
+    assert row.source.startswith(f"{op}.autocast (")
+    kernels = {dtype for name, dtypes in ran.ops if name != "_to_copy" for dtype in dtypes[:1] if dtype in (BF16, F32)}
+    assert set(row.compute.split(", ")) <= {str(dtype).removeprefix("torch.") for dtype in kernels}
+    assert computes is None or computes in row.compute.split(", ")
+    products = {dtypes[0] for name, dtypes in ran.ops if name in ("mm", "bmm", "addmm", "mkldnn_rnn_layer")}
+    if products == {BF16}:
+        with pytest.raises(AssertionError, match="did not compute in float32"):
+            report.assert_dtype(op, F32)
+
+
+def test_a_second_call_of_the_same_kind_counts_as_the_first() -> None:
+    with hmp.casts("torch-cpu"), hmp.record() as report:
+        for _ in range(3):
+            torch.einsum("ij,jk->ik", X, X)
+        torch.einsum("ij,jk->ik", X, X.bfloat16())
+    rows = {row.inputs: (row.calls, row.casts, row.cast_bytes) for row in report.rows if row.op == "einsum"}
+    assert rows == {"float32": (3, 6, 6 * 256), "float32, bfloat16": (1, 1, 256)}
+
+
+WIDENED = {
+    "softmax": (lambda: F.softmax(X_LOW, -1, dtype=F32), F32),
+    "log_softmax": (lambda: X_LOW.log_softmax(-1, dtype=torch.float64), torch.float64),
+    "sum": (lambda: X_LOW.sum(dtype=F32), F32),
+    "float_power": (lambda: torch.float_power(X, 2), torch.float64),
+    "lt": (lambda: X > X_LOW, F32),
+    "mul": (lambda: X_LOW * X_LOW, BF16),
+    "gt": (lambda: X_LOW > X_LOW, BF16),
+}
+
+
+@pytest.mark.parametrize("policy", [hmp.Policy("nothing", bf16={"conv1d"}), "torch-cpu"], ids=str)
+def test_what_torch_itself_widens_computes_in_the_wide_dtype(policy: Any) -> None:
+    with torch.no_grad(), hmp.casts(policy):
+        for op, (call, dtype) in WIDENED.items():
+            with hmp.record() as report:
+                call()
+            (row,) = report.rows
+            assert row.compute == str(dtype).removeprefix("torch."), row
+            assert row.op in (op, "gt")  # `X > X_LOW` may be told as either
+
+
+def test_statistics_of_a_norm_that_are_cast_are_counted() -> None:
+    norm = nn.BatchNorm1d(8).bfloat16()
+    report, ran = recorded(lambda: norm(X))
+    (row,) = [row for row in report.rows if row.op == "batch_norm"]
+    assert (row.casts, row.cast_bytes) == (len(ran.made), ran.cast_bytes) == (4, 64)
+
+
+def test_ops_have_the_names_that_lists_spell() -> None:
+    with hmp.convert(policy=hmp.Policy("few", bf16={"mm"}, promote={"block_diag"})), hmp.record() as report:
+        torch.block_diag(X_LOW, X)
+        torch.atleast_2d(X)
+        X.size()
+        HELD[0](X_LOW, X_LOW)
+    assert [(row.op, row.rule) for row in report.rows] == [("block_diag", "promote"), ("atleast_2d", "unlisted"), ("mm", "bypassed")]
+    assert "block_diag" not in report.never_called
+    assert "bypassed: mm" in str(report)
+
+
+def test_reports_of_two_policies_together_say_what_was_called_in_neither() -> None:
+    def report(idle: str, call: Callable[[torch.Tensor], Any] = torch.exp) -> hmp.types.Report:
+        with hmp.casts(hmp.Policy(fp32={idle})), hmp.record() as found:
+            call(X)
+        return found
+
+    assert report("tanh").merge(report("log")).never_called == ["log", "tanh"]
+    assert report("tanh").merge(report("tanh", torch.tanh)).never_called == []
+
+
+@pytest.mark.native_kernels
+def test_a_recomputation_that_ends_early_is_no_exception() -> None:
+    linear = nn.Linear(8, 8)
+    with hmp.casts("torch-cpu"), hmp.record() as report:
+        checkpoint(lambda x: linear(linear(x)), X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    assert report.notes == []
+    assert all(row.raised == 0 for row in report.rows)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import hmp
 from command_kit import python
@@ -118,19 +117,6 @@ def test_assert_dtype_says_where_it_was_otherwise() -> None:
         report.assert_dtype("linear", torch.float32)
     with pytest.raises(AssertionError, match="expected a call of gelu"):
         report.assert_dtype("gelu", torch.float32)
-
-
-def test_diff_names_what_ran_otherwise() -> None:
-    x = torch.randn(3, 3)
-    reports = []
-    for lists in (LISTS, LISTS.replace(bf16={"linear", "softmax"}, fp32=set())):
-        with hmp.convert(policy=lists), hmp.record() as report:
-            F.softmax(F.linear(x, x), 0)
-            if reports:
-                x.tanh()
-        reports.append(report)
-    assert reports[0].diff(reports[1]) == ["softmax: float32 -> bfloat16", "tanh: not called -> float32"]
-    assert reports[0].diff(reports[0]) == []
 
 
 def test_reports_of_several_runs_are_added_up() -> None:

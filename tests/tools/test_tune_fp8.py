@@ -11,8 +11,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from command_kit import RECIPE
-from hmp.cli import main
 from tune_kit import to_sines as loss
 from tune_kit import trained
 
@@ -116,17 +114,6 @@ def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
     short_of = tuned(two(), **short)
     assert "budget is spent" in str(short_of) and [unit.why for unit in short_of.units if unit.level == "fp8"] == ["not tried"]
     assert "fp8" not in str(tuned(two(), **short, levels=("bf16", "fp32")))
-
-
-@pytest.mark.slow
-def test_the_command_takes_levels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.replace("Linear(8, 16)", "Linear(16, 16)").replace("randn(4, 8)", "randn(16, 16)"))
-    command = ["tune", str(recipe), "--out", str(tmp_path / "lists"), "--tolerance", "0.5", "--objective", "memory", "--levels"]
-    assert main([*command, "fp8,bf16,fp32"]) == 0
-    assert str(tmp_path / "lists" / "fp8.txt") in capsys.readouterr().out
-    assert main([*command, "fp8"]) == 2
-    assert "got ['fp8']" in capsys.readouterr().err
 
 
 @pytest.mark.slow

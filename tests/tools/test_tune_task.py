@@ -1,8 +1,9 @@
-"""The user's task as tune() runs it: every run begins alike, and model, batches and random state are afterwards as they were."""
+"""The user's task as tune() runs it, and what it refuses: runs begin alike; model, batches and random state are as they were."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections import deque
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 import hmp
+from compile_kit import BRIDGED
 from torch_has import SAVED_TENSORS_HOOKS
 from tune_kit import perceptron, sgd, squared, trained
 
@@ -170,14 +172,6 @@ def test_gradients_of_a_sparse_embedding_are_looked_at() -> None:
         tuned(model, batches, squares, tolerance=0.1)
 
 
-def test_lists_that_somebody_wrote_are_not_replaced(tmp_path: Any) -> None:
-    hmp.Policy(bf16={"linear"}).save(tmp_path)
-    model, batches = perceptron()
-    with pytest.raises(hmp.HmpError, match="did not write"):
-        tuned(model, batches, start=tmp_path, folder=tmp_path)
-    assert hmp.Policy.load(tmp_path) == hmp.Policy(bf16={"linear"})
-
-
 @pytest.mark.skipif(not SAVED_TENSORS_HOOKS, reason="before torch 2.9 transforms refuse to run where something is counted")
 def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> None:
     """torch lets nobody see what is kept for backward in the transform, and before 2.9 not around it either."""
@@ -189,8 +183,83 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> N
 
     arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "max_trials": 2, "start": START}
     assert hmp.tune(model, batches, **arguments).best.fits
-    if SAVED_TENSORS_HOOKS:
-        assert hmp.tune(model, batches, **arguments, objective="memory").best.fits
-        return
-    with pytest.raises(hmp.HmpError, match="a step saves nothing for backward, or torch does not report it"):
-        hmp.tune(model, batches, **arguments, objective="memory")
+    assert hmp.tune(model, batches, **arguments, objective="memory").best.fits
+
+
+LINEAR = hmp.Policy("products", bf16={"linear"})
+SCOPED = hmp.Policy("mine", bf16={"softmax @ norm"})
+FP8 = hmp.Policy("mine", fp8={"linear"})
+# what is given otherwise, and what the error names
+REFUSED = [
+    ({"model": 3}, "int"),
+    ({"batches": []}, "at least one batch, got none"),
+    ({"batches": 3}, "such as a list or a DataLoader, got int"),
+    ({"loss": 3}, "loss="),
+    ({"loss": lambda model, x: model(x)}, "shape (32, 8)"),
+    ({"tolerance": -1}, "tolerance=-1"),
+    ({"tolerance": {"los": 1}}, "'los'"),
+    ({"tolerance": {"metric": 0.1}}, "metric="),
+    ({"tolerance": {"gradient": 0.9}}, "'gradient'"),
+    ({"seconds": "10 min"}, "seconds='10 min'"),
+    ({"seconds": 0}, "seconds=0"),
+    ({"max_trials": 0.5}, "max_trials=0.5"),
+    ({"progress": "bar"}, "progress='bar'"),
+    ({"loss": lambda m, x: squared(m, x.add_(1.0))}, "writes into the batch's tensors"),
+    ({"objective": "joy"}, "'joy'"),
+    ({"ops": []}, "ops=[]"),
+    ({"ops": ["liner"]}, "'liner'"),
+    ({"steps": 0}, "steps=0"),
+    ({"start": "nowhere"}, "'nowhere'"),
+    ({"optimizer": lambda model: None}, "optimizer(model) returned an object of type NoneType"),
+    ({"optimizer": torch.optim.SGD}, "lambda model: torch.optim.SGD(model.parameters())"),
+    ({"optimizer": functools.partial(torch.optim.SGD, lr=0.1)}, "lambda model: torch.optim.SGD(model.parameters())"),
+    ({"metric": lambda model: "x"}, "such as an accuracy, got str"),
+    ({"model": nn.LazyLinear(8)}, "call it once"),
+    ({"loss": torch.no_grad()(squared)}, "to require grad"),
+    ({"loss": lambda m, x: m(x).sum() * float("nan")}, "the loss is not finite"),
+    ({"loss": lambda m, x: (m(x) * 0).sum().sqrt()}, "the gradient is not finite"),
+    ({"model": nn.Linear(16, 8).requires_grad_(False), "optimizer": None}, 'objective="time"'),
+    ({"start": SCOPED}, "entries with a scope"),
+    ({"start": "saved8", "objective": "bytes"}, "kind 'saved'"),
+    ({"levels": "fp8"}, "got 'fp8'"),
+    ({"levels": ("fp8", "fp32")}, "got ('fp8', 'fp32')"),
+    ({"start": FP8, "levels": ("fp8", "bf16", "fp32")}, "kind 'fp8'"),
+    ({"start": "fp8", "levels": ("bf16", "fp32")}, "kind 'fp8'"),
+]
+
+
+def test_what_cannot_be_searched_is_refused() -> None:
+    model, batches = perceptron()
+    for changes, told in REFUSED:
+        given = {"model": model, "batches": batches, "loss": squared, "optimizer": sgd, "objective": "memory", "steps": 3, **changes}
+        with pytest.raises(hmp.HmpError) as caught:
+            hmp.tune(given.pop("model"), given.pop("batches"), **given)
+        assert told in str(caught.value), changes
+        assert not hmp.is_converted()
+    hmp.apply(model, "bert")
+    with pytest.raises(hmp.HmpError, match=r"'bert' is applied .*hmp\.remove"):
+        hmp.tune(model, batches, loss=squared)
+
+
+def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
+    torch.manual_seed(0)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        if y.dtype is not torch.float32:
+            raise ValueError("only float32 here")
+        return y.square().mean()
+
+    result = hmp.tune(torch.nn.Linear(4, 4), [torch.ones(2, 4)], loss=loss, optimizer=sgd, steps=3, objective="memory", start=LINEAR)
+    start = result[LINEAR.name]
+    assert not start.fits
+    assert start.why == "ValueError: only float32 here"
+    assert "linear" in result.policy.fp32
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_model_is_refused() -> None:
+    """Beyond torch's limit of recompilations it would run uncompiled, and the time of a step would be that of another program."""
+    with pytest.raises(hmp.HmpError, match="the model is compiled; pass one that isn't"):
+        hmp.tune(torch.compile(nn.Linear(16, 8), backend="eager"), perceptron()[1], loss=squared)
