@@ -79,6 +79,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
 
     Raises:
         OpListError: The op is unknown; the message has the nearest names.
+        HmpError: `name` is another object than a string or a function of torch's.
 
     Example:
         >>> hmp.explain("softmax", "habana").cast

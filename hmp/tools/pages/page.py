@@ -350,7 +350,7 @@ class Result:
         raise NotImplementedError
 
     def _named(self, rows: Iterable[T], name: str, what: str, by: str = "name") -> T:
-        """Return the row that has that name. Raise KeyError with all names if there is none."""
+        """Return the row that has that name. Raise KeyError, which lists all names, if no row has it."""
         found = {getattr(row, by): row for row in rows}
         if name not in found:
             raise KeyError(f"expected {what}, got {name!r}; there are {', '.join(map(repr, found))}")
