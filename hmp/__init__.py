@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .tools.summary import summary as summary
     from .tools.traces.capture import capture as capture
     from .tools.traces.compare import compare_captures as compare_captures
-    from .tools.tune import tune as tune
+    from .tools.tune.search import tune as tune
     from .tools.unreachable import unreachable as unreachable
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -71,7 +71,7 @@ _NAMES = {
     ".tools.summary": "summary",
     ".tools.traces.capture": "capture",
     ".tools.traces.compare": "compare_captures",
-    ".tools.tune": "tune",
+    ".tools.tune.search": "tune",
     ".tools.unreachable": "unreachable",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -5,7 +5,7 @@ from .tools.benchmark import Benchmark as Benchmark
 from .tools.cast_weights import CastWeights as CastWeights
 from .tools.compare.comparison import Comparison as Comparison
 from .tools.compare.comparison import MoveTrial as MoveTrial
-from .tools.compare.tokens import TokenDistance as TokenDistance
+from .tools.compare.comparison import TokenDistance as TokenDistance
 from .tools.explain import Rule as Rule
 from .tools.nonfinite.finding import Finding as Finding
 from .tools.record.report import Report as Report

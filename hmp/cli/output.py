@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import shutil
 import sys
 import textwrap
 import traceback
@@ -21,11 +22,11 @@ from ..tools.extras import lacking
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose help ends in an example."""
 
-    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
-        if example:
-            kwargs["epilog"] = "example:\n" + textwrap.indent(example, "  ")
-        kwargs.setdefault("formatter_class", _Formatter)
-        super().__init__(*args, **kwargs)
+    def __init__(self, *, example: str, description: str, **kwargs: Any) -> None:
+        description = textwrap.fill(description, shutil.get_terminal_size().columns - 2)  # as argparse does
+        epilog = "example:\n" + textwrap.indent(example, "  ")
+        # which keeps the lines of the example
+        super().__init__(description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raise ArgumentError for what is not among the choices; it says which one is nearly that."""
@@ -33,15 +34,6 @@ class Parser(argparse.ArgumentParser):
         if near and value not in (action.choices or ()):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; did you mean {near[0]!r}?")
         super()._check_value(action, value)
-
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Wraps the description, and leaves the lines of the example as they are."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith("example:\n"):
-            return textwrap.indent(text, indent)
-        return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
 
 
 def is_closed_pipe(error: BaseException) -> bool:

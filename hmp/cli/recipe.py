@@ -185,7 +185,10 @@ def load(path: str | Path, command: str = "benchmark") -> TaskRecipe:
     if missing:
         raise RecipeError(f"{path}: lacks {_listed(missing)}; {form}")
     for name, piece in found.items():
-        _check(path, name, piece)
+        if not callable(piece):
+            raise RecipeError(
+                f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {_listed([name])}: return ..."
+            )
     return TaskRecipe(str(path), **found)
 
 
@@ -213,14 +216,6 @@ def _place(path: str | Path, error: BaseException) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else lines[-1] if lines else None
     return str(path) if line is None else f"{path}:{line}"
-
-
-def _check(path: str | Path, name: str, piece: Any) -> None:
-    arguments = ", ".join(("model", "batch")[: _PIECES[name]])
-    if not callable(piece):
-        raise RecipeError(
-            f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {name}({arguments}): return ..."
-        )
 
 
 def _listed(names: list[str]) -> str:

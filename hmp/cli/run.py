@@ -100,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
                     raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
                 if options.capture is not None and (lacks := lacking("capture")):
                     raise hmp.HmpError(f"--capture needs {lacks}: {to_install('capture')}")
-                from_environment(options)
+                if not any(getattr(options, name) is not None for name in CASTING):
+                    options.policy = os.environ.get(POLICY) or None
                 called = prepare(options)
                 pass_on(options)
                 if options.capture is not None:
@@ -367,12 +368,6 @@ POLICY = "HMP_POLICY"
 _LISTS = ("fp8", "fp32_result", "saved", "bf16", "fp32")
 NAMING_FILES = ("policy", *_LISTS)
 CASTING = (*NAMING_FILES, "list")
-
-
-def from_environment(options: argparse.Namespace) -> None:
-    """Take the policy that HMP_POLICY names, where no option says what is cast. Raise HmpError where it names none."""
-    if not any(getattr(options, name) is not None for name in CASTING):
-        options.policy = os.environ.get(POLICY) or None
 
 
 def say_what_matched_nothing(called: Any) -> None:

@@ -90,21 +90,15 @@ def run(options: argparse.Namespace) -> int:
         return _INTERRUPTED
     print(result)
     print()
-    _say_how_to_use(result, folder)
+    print(f"lists, with a reason for each entry: {', '.join(str(folder / f'{cast}.txt') for cast in result.policy.lists)}")
+    or_run = "" if result.policy.scoped else f", or hmp run --policy {folder} script.py"
+    print(f'use them: hmp.apply(model, "{folder.as_posix()}"){or_run}')
     if options.html is not None:
         print(f"page with all trials: {result.to_html(options.html)}")
     if not any(trial.fits and trial.lists for trial in result.trials):
         print("hmp tune: only float32 is within the tolerance; raise --tolerance", file=sys.stderr)
         return 1
     return 0
-
-
-def _say_how_to_use(result: Any, folder: Path) -> None:
-    print(f"lists, with a reason for each entry: {', '.join(str(folder / f'{cast}.txt') for cast in result.policy.lists)}")
-    if result.policy.scoped:
-        print(f'use them: hmp.apply(model, "{folder.as_posix()}")')
-    else:
-        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or hmp run --policy {folder} script.py')
 
 
 def _tolerance(text: str) -> float | dict[str, float]:

@@ -117,15 +117,14 @@ def storage_address(tensor: Tensor) -> int:
     return memory_of(storage_of(tensor))
 
 
-# `c10d` writes into its first argument, and `_c10d_functional` returns new memory.
-COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
 # Two processes send to each other: each would wait for the other to receive.
 _POINT_TO_POINT = frozenset({"send", "recv_", "recv_any_source_"})
 
 
 def is_collective(func: Any) -> bool:
     """Return True if processes take part in the op together."""
-    return func.namespace in COLLECTIVES
+    # the first writes into its first argument, the other returns new memory
+    return func.namespace in ("c10d", "_c10d_functional")
 
 
 def is_point_to_point(func: Any) -> bool:

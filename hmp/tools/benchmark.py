@@ -25,7 +25,7 @@ from ..core.torch_patches import module_calls
 from ..core.torch_private import is_any_autocast_enabled
 from ..errors import HmpError, OpListError
 from .formatting import NOTHING, count, duration, size, some
-from .model_state import Snapshot, random_state_kept, seed_all
+from .model_state import Snapshot, default_device, random_state_kept, seed_all
 from .pages.page import Cell, Items, Page, Result, Section, Table, number, op
 from .saved_activations import SavedActivations
 
@@ -92,10 +92,7 @@ class Benchmark(Result):
     notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> BenchmarkRow:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(f"expected a policy that was benchmarked, got {name!r}; these were: {', '.join(row.name for row in self.rows)}")
+        return self._named(self.rows, name, "a policy that was benchmarked")
 
     def __iter__(self) -> Iterator[BenchmarkRow]:
         return iter(self.rows)
@@ -193,7 +190,7 @@ def benchmark(  # noqa: PLR0913
         ['float32', 'habana']
     """
     _check_step(step)
-    _check_numbers(seconds, rounds=rounds, steps=steps)
+    check_numbers(seconds, rounds=rounds, steps=steps)
     _check_surroundings()
     where = _device(device, model)
     untouched = not is_in_place()
@@ -244,11 +241,12 @@ def _check_step(step: Any) -> None:
         raise HmpError(f"step= expected a function without arguments, got one that needs some ({error}); give lambda: step(...)") from None
 
 
-def _check_numbers(seconds: float, **counts: int | None) -> None:
+def check_numbers(seconds: float = 1.0, **counts: int | None) -> None:
+    """Raise HmpError for a time that isn't positive, and for a count below 1; a count of None means as many as it takes."""
     if not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
         raise HmpError(f"invalid seconds={seconds!r}: expected a positive number")
     for name, given in counts.items():
-        if given is not None and (not isinstance(given, int) or given < 1):
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int) or given < 1):
             raise HmpError(f"invalid {name}={given!r}: expected a whole number, 1 or more")
 
 
@@ -264,12 +262,8 @@ def _check_surroundings() -> None:
 def _device(given: Any, model: Any) -> torch.device:
     if given is not None:
         return device_of(given)
-    parameters = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
-    first = next(parameters, None)
-    if first is not None:
-        return torch.device(first.device)
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return accelerator or torch.device("cpu")
+    first = next(model.parameters(), None) if isinstance(model, torch.nn.Module) else None
+    return default_device() if first is None else torch.device(first.device)
 
 
 def _device_name(device: torch.device) -> str:

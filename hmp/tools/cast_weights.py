@@ -25,12 +25,11 @@ from ..core.observe import Listener, listen
 from ..core.policy.policy import Policy
 from ..core.policy.scopes import hint, unwrapped
 from ..core.torch_patches.module_calls import applied_policy, matches, names_of, paths_of
-from ..core.torch_private import memory_of, storage_of
 from ..errors import HmpError
 from . import model_call
-from .aten import Facts, argument, facts
+from .aten import Facts, argument, facts, storage_address
 from .formatting import share, size, some
-from .model_state import preserve_state, same_bytes
+from .model_state import is_equal, preserve_state
 from .pages.page import Cell, Page, Result, Section, Table, flow, module, nbytes
 
 Tensor = torch.Tensor
@@ -71,10 +70,7 @@ class CastWeights(Result):
     _totals = ("bytes_before", "bytes_after")
 
     def __getitem__(self, name: str) -> Weight:
-        for weight in self.weights:
-            if weight.name == name:
-                return weight
-        raise KeyError(f"expected a weight of the model, got {name!r}; it has {', '.join(repr(weight.name) for weight in self.weights)}")
+        return self._named(self.weights, name, "a weight of the model")
 
     @property
     def bytes_before(self) -> int:
@@ -189,7 +185,7 @@ def cast_weights(
                 return False
             finally:
                 put_back()
-            return len(before) == len(after) and all(map(_same_bits, before, after))
+            return len(before) == len(after) and all(map(disable_casts(is_equal), before, after))
 
         kept = list(dtypes)
         if kept and not is_same(kept):
@@ -316,13 +312,13 @@ class _Uses(Listener):
         self.copies: list[Tensor] = []  # held, so that no other tensor gets their memory
         for name, tensor in weights.items():
             if type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and tensor.numel():
-                first = self._of.setdefault(_memory(tensor), name)
+                first = self._of.setdefault(storage_address(tensor), name)
                 if first != name:
                     self.tied |= {name: first, first: name}
 
     def aten(self, func: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Return the op's own result; which weights it took is noted."""
-        given = [(tensor, _memory(tensor)) for tensor in each_tensor((args, kwargs)) if tensor.layout is torch.strided]
+        given = [(tensor, storage_address(tensor)) for tensor in each_tensor((args, kwargs))]
         result = run(*args, **kwargs)
         known = facts(func)
         for tensor, memory in given:
@@ -370,19 +366,8 @@ class _Uses(Listener):
             self.ops[name].setdefault(known.name)
 
     def _follow(self, tensor: Tensor, table: dict[int, str], name: str) -> None:
-        table[_memory(tensor)] = name
+        table[storage_address(tensor)] = name
         self.copies.append(tensor)
-
-
-def _memory(tensor: Tensor) -> int:
-    return memory_of(storage_of(tensor))
-
-
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    if one.dtype is not other.dtype or one.shape != other.shape:
-        return False
-    with disable_casts():
-        return torch.equal(one, other) or same_bytes(one, other)
 
 
 def _cast(model: torch.nn.Module, dtypes: Mapping[Tensor, torch.dtype]) -> Callable[[], None]:

@@ -131,11 +131,7 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
         rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.rivals(entry.list_name))
         other = next(filter(None, rivals), None)
         if other is not None:
-            say(
-                entry,
-                "error",
-                f"is also on the {other.list_name} list, as {other.text!r} ({other.path}:{other.line}); remove one of them",
-            )
+            say(entry, "error", f"is also on the {other.list_name} list, as {other.text!r} ({other.path}:{other.line}); remove one of them")
             continue
         for op in ops:
             taken[entry.list_name, entry.scope].setdefault(op, entry)

@@ -79,15 +79,21 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
 
     Raises:
         OpListError: The op is unknown; the message has the nearest names.
+        HmpError: `name` is another object than a string or a function of torch's.
 
     Example:
         >>> hmp.explain("softmax", "habana").cast
         'fp32'
     """
-    name = name if isinstance(name, str) else _name_of(name)
+    asked = name if isinstance(name, str) else op_of(name)
+    if asked is None:
+        raise HmpError(
+            f"explain() expected an op's name, such as 'softmax', or a function of torch's, got {name!r}; "
+            "for your own function give its dotted name, such as 'package.module.function'"
+        )
     chosen = as_policy(policy) if policy is not None else state.current_state().user_policy or Policy.load(DEFAULT)
-    ops = ops_of(ListEntry(name, "bf16"))
-    op = ops[0] if ops else name
+    ops = ops_of(ListEntry(asked, "bf16"))
+    op = ops[0] if ops else asked
     listed = Listed(chosen)
     source = listed.entry(op)
     in_star = listed.source(op) is None and op in sites.starred()  # `*` means what no entry names
@@ -122,17 +128,6 @@ def _at(site: Site, decision: tables.Decision | None) -> str:
 
 def _done(op: str, rule: CastRule) -> str:
     return rule.sentence + (_OF_A_NORM if op in table.NORMS else "")
-
-
-def _name_of(function: object) -> str:
-    """Return the op that a function of torch's is. Raise HmpError for anything else."""
-    op = op_of(function)
-    if op is None:
-        raise HmpError(
-            f"explain() expected an op's name, such as 'softmax', or a function of torch's, got {function!r}; "
-            "for your own function give its dotted name, such as 'package.module.function'"
-        )
-    return op
 
 
 def _why(op: str, source: ListEntry | None, policy: Policy) -> str:

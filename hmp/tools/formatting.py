@@ -30,11 +30,6 @@ def duration(seconds: float, none: str = NOTHING) -> str:
     return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
 
 
-def typeset_duration(seconds: float) -> str:
-    """Return `duration(seconds)` with "µs" for "us", for HTML pages."""
-    return duration(seconds).replace("us", "µs")
-
-
 def size(number: float, none: str = NOTHING) -> str:
     """Return a number of bytes in B, KiB, MiB, GiB or TiB: "1.5 KiB"; `none` for 0."""
     if not number:

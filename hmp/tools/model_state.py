@@ -65,21 +65,18 @@ def changed_since(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """
     with untracked():
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    return ((tensor, values) for tensor, values in before if not _equal(tensor, values))
+    return ((tensor, values) for tensor, values in before if not is_equal(tensor, values))
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided or one.is_nested or not has_values(one):
+def is_equal(one: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors have one dtype and hold the same values, NaNs included; False where torch does not show them."""
+    if one.dtype is not other.dtype or one.layout is not torch.strided or one.is_nested or not has_values(one):
         return False
     with suppress(RuntimeError):  # complex32, float4: torch has no kernel that compares them
         if torch.equal(one, other):
             return True
-    return same_bytes(one, other)  # NaN is not equal to itself
-
-
-def same_bytes(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors of one shape and dtype hold the same bytes, NaNs included."""
-    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+    # NaN is not equal to itself
+    return one.shape == other.shape and torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
 
 
 def _write(tensor: Tensor, values: Tensor) -> None:
@@ -94,6 +91,13 @@ def untracked() -> Iterator[None]:
     """Make a context whose ops do not count as the model's: no policy rounds their results, no recording and no mode sees them."""
     with disable_casts(), without_dispatch_modes(), without_torch_function(), torch.no_grad():
         yield
+
+
+def default_device() -> torch.device:
+    """Return the accelerator if there is one, else the CPU."""
+    # without asking, a torch that was built for CUDA names it on machines without one
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator or torch.device("cpu")
 
 
 # --- random numbers ---
@@ -184,7 +188,7 @@ class Snapshot:
             for holder, values in self._states:
                 holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
             for buffer, kept in self._buffers:
-                if not _equal(buffer, kept):
+                if not is_equal(buffer, kept):
                     _write(buffer, kept)
             for parameter, gradient in self._gradients:
                 if gradient is None or parameter.grad is None:
@@ -245,7 +249,7 @@ class _Modules:
             container.clear()
             (container.update if isinstance(container, (dict, set)) else container.extend)(found)
         for tensor, values in self._tensors.values():
-            if not _equal(tensor, values):
+            if not is_equal(tensor, values):
                 _write(tensor, values)
 
 

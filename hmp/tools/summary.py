@@ -56,10 +56,7 @@ class Summary(Result):
     _totals = ("parameters", "saved_bytes", "weight_bytes")
 
     def __getitem__(self, path: str) -> Layer:
-        for layer in self.layers:
-            if layer.path == path:
-                return layer
-        raise KeyError(f"no module {path!r}; there are {', '.join(repr(layer.path) for layer in self.layers)}")
+        return self._named(self.layers, path, "the path of a module", by="path")
 
     @property
     def parameters(self) -> int:

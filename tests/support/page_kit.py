@@ -95,7 +95,7 @@ def comparison(**changes: Any) -> Comparison:
     return Comparison(**values | changes)
 
 
-SIDE = Side("trainer", "trainer.capture", "Net", ("habana",), {"model": "Net"})
+SIDE = Side("trainer", "trainer.capture", ("habana",), {"model": "Net"})
 IN_WIDE, IN_LOW = Computed((WIDE,), (WIDE,), WIDE, (2, 4)), Computed((WIDE,), (LOW,), LOW, (2, 4))
 
 

@@ -11,9 +11,9 @@ import math
 import pytest
 import torch
 
+from hmp.tools.compare import comparison
 from hmp.tools.compare import distance as distances
-from hmp.tools.compare import tokens
-from hmp.tools.compare.tokens import token_distance
+from hmp.tools.compare.comparison import token_distance
 from hmp.tools.formatting import duration, share
 from hmp.tools.traces.compare import renamer
 from hmp.tools.traces.file import bits
@@ -62,7 +62,7 @@ def test_masked_words_are_equal_and_nan_is_infinitely_far() -> None:
 def test_tokens_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     reference, chosen = torch.randn(7, 9), (torch.arange(7), torch.ones(7, dtype=torch.bool), "labels")
     whole = token_distance(reference.bfloat16(), reference, *chosen)
-    monkeypatch.setattr(tokens, "_CHUNK", 2 * 9)  # the last one is smaller
+    monkeypatch.setattr(comparison, "_CHUNK", 2 * 9)  # the last one is smaller
     parts = token_distance(reference.bfloat16(), reference, *chosen)
     assert whole is not None and parts is not None
     assert (parts.tokens, parts.of) == (7, "labels")

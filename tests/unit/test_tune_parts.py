@@ -81,7 +81,7 @@ def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch
     kind = lists.kind_of("fp8")
     assert kind.level is not None
     object.__setattr__(kind, "level", replace(level := kind.level, shows=lambda *_: True))
-    monkeypatch.setattr(Task, "timer", lambda task, policy: lambda: 2.0 if policy is not None and policy.fp8 else 1.0)
+    monkeypatch.setattr(Task, "timed", lambda task, policy, about: 2.0 if policy is not None and policy.fp8 else 1.0)
     torch.manual_seed(0)
     model, batches = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 3)), [torch.randn(16, 32) for _ in range(2)]
 

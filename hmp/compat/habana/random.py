@@ -31,11 +31,8 @@ def get_rng_state(device: Any = "hpu") -> torch.Tensor:
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """Return the states of all devices, in order."""
-    return (
-        [torch.get_rng_state()]
-        if actual_device().type == "cpu"
-        else [get_rng_state(index) for index in range(device_module().device_count())]
-    )
+    count = 1 if actual_device().type == "cpu" else device_module().device_count()
+    return [get_rng_state(index) for index in range(count)]
 
 
 def set_rng_state(new_state: torch.Tensor, device: Any = "hpu") -> None:

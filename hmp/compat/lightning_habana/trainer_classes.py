@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+import types
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from ... import HmpError, Policy
 from ..habana import backends, hpu
 from ..habana.device_map import actual_device
+from ..habana.replacements import AttributeReplacements
 from ..lightning import HMPPrecision
 from ..lightning_packages import preferred, without_gaudi
 
@@ -188,3 +190,47 @@ def strategies_of(package: str) -> tuple[Any, Any, Any]:
 
 
 SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(without_gaudi()))
+
+
+# --- what Lightning's Trainer takes ---
+
+
+def register(module: types.ModuleType, strategies: tuple[Any, ...], replaced: AttributeReplacements) -> None:
+    """Register "hpu" and its strategies in the package of that `accelerator_connector`, until `replaced.undo()`."""
+    for registry, name, each in (
+        (module.AcceleratorRegistry, "hpu", HPUAccelerator),
+        *((module.StrategyRegistry, each.strategy_name, each) for each in strategies),
+    ):
+        if name not in registry:
+            registry.register(name, each, description=each.__name__)
+            replaced.on_undo(functools.partial(registry.pop, name, None))
+
+
+def translate(module: types.ModuleType, strategies: tuple[Any, ...], given: dict[str, Any]) -> None:
+    """Set the accelerator, strategy and plugin in a Trainer's arguments, where "hpu" implies them."""
+    strategy = given["strategy"]
+    theirs = getattr(strategy, "_accelerator", None)
+    # accelerator="auto" may choose "hpu" if no other argument is for another device
+    names = ("auto", *(each.strategy_name for each in strategies))
+    is_for_it = strategy in names if isinstance(strategy, str) else isinstance(strategy, strategies)
+    wanted = given["accelerator"]
+    if theirs is None and (wanted == "hpu" or (wanted == "auto" and is_for_it and hpu.is_available())):
+        given["accelerator"] = HPUAccelerator()
+    if not isinstance(given["accelerator"] if theirs is None else theirs, HPUAccelerator):
+        return
+    if strategy == "auto":
+        devices, nodes = given["devices"], given["num_nodes"]
+        count = HPUAccelerator.auto_device_count() if devices == "auto" else HPUAccelerator.parse_devices(devices) or 1
+        several = count * (nodes if isinstance(nodes, int) else 1) > 1  # Lightning raises if num_nodes is not a number
+        given["strategy"] = "hpu_parallel" if several else "hpu_single"
+    _take_precision(module, given)
+
+
+def _take_precision(module: types.ModuleType, given: dict[str, Any]) -> None:
+    """Replace `precision=` by its plugin."""
+    precision = module._convert_precision_to_unified_args(given["precision"])
+    plugins = given["plugins"] or []
+    plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins]
+    has_plugin = any(isinstance(each, module.Precision) for each in plugins) or getattr(given["strategy"], "_precision_plugin", None)
+    if precision not in (None, "32-true") and not has_plugin:
+        given["plugins"], given["precision"] = [*plugins, HPUPrecisionPlugin(precision)], None

@@ -39,7 +39,6 @@ def install(replaced: AttributeReplacements) -> None:
 
 
 _IMPORT_UTILS = "transformers.utils.import_utils"
-_IS_AVAILABLE = "is_torch_hpu_available"
 
 
 def keep_torch_unpatched(replaced: AttributeReplacements) -> None:
@@ -51,8 +50,8 @@ def keep_torch_unpatched(replaced: AttributeReplacements) -> None:
     imported = sys.modules.get(_IMPORT_UTILS)
     if imported is None:
         replaced.on_undo(after_import(_IMPORT_UTILS, _replace_availability))
-    elif hasattr(imported, _IS_AVAILABLE):
-        getattr(imported, _IS_AVAILABLE)()  # it caches its result: no "hpu", and nothing to patch
+    elif hasattr(imported, "is_torch_hpu_available"):
+        imported.is_torch_hpu_available()  # it caches its result: no "hpu", and nothing to patch
 
 
 def is_torch_hpu_available() -> bool:
@@ -62,5 +61,4 @@ def is_torch_hpu_available() -> bool:
 
 
 def _replace_availability(module: types.ModuleType) -> None:
-    if hasattr(module, _IS_AVAILABLE):  # releases before 4.50 have none
-        setattr(module, _IS_AVAILABLE, is_torch_hpu_available)
+    vars(module)["is_torch_hpu_available"] = is_torch_hpu_available

@@ -24,9 +24,8 @@ from .. import model_call
 from ..aten import local, refuse_xla, storage_address
 from ..formatting import provenance
 from ..model_state import preserve_state
-from .comparison import Comparison, ErrorSums, Trials
+from .comparison import Comparison, ErrorSums, Trials, distance_of_tokens
 from .float32_reference import Float32Reference
-from .tokens import distance_of_tokens
 from .trials import MOST_TRIALS, Draws, Ends, ModelStep, candidates, ends_of, search
 
 Tensor = torch.Tensor
@@ -131,7 +130,11 @@ def compare_under(
     for tensor in step.tensors():
         refuse_xla(tensor.device, "compare()")
     shown = sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress)
-    untouched = _untouched(step)
+    untouched: Ends | str
+    try:
+        untouched = ends_of(step, None)
+    except Exception as error:
+        untouched = f"the model raised {type(error).__name__}: {error}"
 
     def compared(chosen: Policy) -> Comparison:
         def say(text: str) -> None:
@@ -143,14 +146,6 @@ def compare_under(
 
     found = compared(policy)
     return found if against is None else replace(found, against=compared(against))
-
-
-def _untouched(step: ModelStep) -> Ends | str:
-    """Return what the step ends in without hmp, or why that is not known."""
-    try:
-        return ends_of(step, None)
-    except Exception as error:
-        return f"the model raised {type(error).__name__}: {error}"
 
 
 def _compared(step: ModelStep, chosen: Policy, untouched: Ends | str, shift: bool, searched: Callable[..., Trials]) -> Comparison:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,8 +13,9 @@ from ...core import lists
 from ...core.casting import dtype_name
 from ...core.policy.names import can_be_listed
 from ..op_owners import AtenCall, Direction
-from ..pages.page import Page, Result, error_text
-from .tokens import TokenDistance
+from ..pages.page import Cell, Items, Page, Part, Result, Section, Table, Text, error, error_text, made_of, module, number, part, whole
+
+Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,96 @@ class Trials:
     why_not: str = ""
 
 
+# --- what a policy does to a language model's tokens ---
+
+_CHUNK = 2**21  # logits in float64 at a time: 16 MiB for each of the few copies
+
+
+@dataclass(frozen=True)
+class TokenDistance:
+    """How far the log-probabilities of `tokens` tokens are from float32's, in nats.
+
+    `of` says which tokens: the batch's labels, or without any the tokens that float32 holds likeliest. `reference` is their mean
+    log-probability in float32: minus the model's own loss, unless the labels are one place off. `error_mean` and `error_max` are the mean
+    and the largest absolute difference, `kl_mean` and `kl_max` those of KL(float32 || policy) at the positions of these tokens. A NaN
+    under the policy counts as probability 0.
+    """
+
+    of: str
+    tokens: int
+    reference: float
+    error_mean: float
+    error_max: float
+    kl_mean: float
+    kl_max: float
+
+    def __str__(self) -> str:
+        errors = f"error {self.error_mean:.2g} on average, {self.error_max:.2g} at most"
+        of = f"{self.tokens} {self.of}, in float32 {self.reference:.4g} on average"
+        return f"{errors}; KL divergence {self.kl_mean:.2g}, {self.kl_max:.2g} at most (nats; {of})"
+
+
+def distance_of_tokens(
+    output: Any, given: Mapping[str, Any], reference: Callable[[Tensor], Tensor], shift: bool = False
+) -> TokenDistance | None:
+    """Return the distance of the tokens of a model's output, None for one without logits of the shape (batch, positions, vocabulary).
+
+    Args:
+        output: What the model returned.
+        given: The arguments of its call, by name.
+        reference: Gives the float32 run's counterpart of a tensor.
+        shift: Whether the logits at one place are of the label at the next one.
+    """
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.dim() != 3:
+        return None
+    tokens: Any = given.get("labels")
+    exact, of = reference(logits), "labels"
+    fits = isinstance(tokens, Tensor) and tokens.shape == logits.shape[:-1] and not tokens.is_floating_point()
+    if not fits or bool((tokens >= logits.shape[-1]).any()):
+        tokens, of = exact.argmax(-1), "likeliest tokens"
+    tokens = tokens.long().to(logits.device)
+    where, mask = tokens >= 0, _mask(logits, output, given)
+    where = where if mask is None else where & mask
+    if shift and of == "labels":
+        # padding predicts nothing, and is not predicted
+        where = where[:, 1:] if mask is None else where[:, 1:] & mask[:, :-1]
+        logits, exact, tokens, of = logits[:, :-1], exact[:, :-1], tokens[:, 1:], "labels (shifted by one position)"
+    return token_distance(logits, exact, tokens, where, of)
+
+
+def token_distance(logits: Tensor, reference: Tensor, tokens: Tensor, where: Tensor, of: str) -> TokenDistance | None:
+    """Return the distance of the log-probabilities of the `tokens` that are `where` the mask is True, None where it is nowhere."""
+    errors, exact, divergences = [], [], []
+    rows = where.flatten().nonzero()[:, 0]
+    for chunk in rows.split(max(1, _CHUNK // logits.shape[-1])) if len(rows) else ():
+        token = tokens.flatten()[chunk][:, None]
+        low, wide = (each.flatten(0, -2)[chunk].double().log_softmax(-1) for each in (logits, reference))
+        low = low.masked_fill(low.isnan(), -math.inf)
+        terms = (wide.exp() * (wide - low)).masked_fill(wide == -math.inf, 0.0)
+        divergences.append(terms.sum(-1).clamp(min=0.0))
+        low, wide = low.gather(-1, token), wide.gather(-1, token)
+        errors.append((low - wide).masked_fill(low == wide, 0.0).abs())  # -inf in both
+        exact.append(wide)
+    if not errors:
+        return None
+    error, divergence = torch.cat(errors), torch.cat(divergences)
+    numbers = torch.cat(exact).mean(), error.mean(), error.max(), divergence.mean(), divergence.max()
+    return TokenDistance(of, len(error), *map(float, numbers))
+
+
+def _mask(logits: Tensor, output: Any, given: Mapping[str, Any]) -> Tensor | None:
+    """Return where the logits are not those of padding."""
+    decodes = isinstance(output, Mapping) and "encoder_last_hidden_state" in output
+    found = given.get("decoder_attention_mask" if decodes else "attention_mask")
+    if isinstance(found, Tensor) and found.dim() == 2 and found.shape == logits.shape[:-1]:
+        return found.to(logits.device) > 0
+    return None
+
+
+# --- the result ---
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison(Result):
     """How far a policy's run is from float32's, op by op; str() is a table.
@@ -204,8 +295,6 @@ class Comparison(Result):
         return [group for _, group in ranked]
 
     def _page(self) -> Page:
-        from .page import comparison_page  # here: it imports this module
-
         return comparison_page(self)
 
     def first_changes(self) -> list[str]:
@@ -298,3 +387,90 @@ class _Sums:
     isolated: float | None = None
     accumulated: float = 0.0
     squares: float = 0.0
+
+
+# --- the page, of a comparison with another policy too first the errors of both ---
+
+TEXT_ROWS = 20
+
+
+def comparison_page(comparison: Comparison) -> Page:
+    """Return what a comparison says."""
+    other = comparison.against
+    both = [comparison, *([other] if other else [])]
+    notes = [f"log-probabilities under {each.policy}: {each.tokens}" for each in both if each.tokens]
+    notes += [f"under {each.policy!r}: {note}" if other else note for each in both for note in each.notes]
+    changes = comparison.first_changes()
+    if other is not None:
+        changes += [f"under {other.policy!r}: {each}" for each in other.first_changes()]
+    told = (
+        "Each row is a step of the model with the ops of these entries in float32, or off the FP8 list: what is left of the errors. "
+        "Moving an op may cost time: measure both policies with `hmp.benchmark()`."
+    )
+    change: list[Part] = [Items(changes), *(_trials(each) for each in both if each.trials and each.trials.alone), Text(told, is_soft=True)]
+    sections = [Section("change", "What to change", "What to change in your lists", change)]
+    for at, each in enumerate(both):
+        under = f" under {each.policy}" if other else ""
+        sections += [_by(f"op{under}", f"by-op-{at}", each.by_op()), _by(f"module{under}", f"by-module-{at}", each.by_module())]
+    return Page(
+        title=f"{comparison.policy} against float32" if other is None else f"{comparison.policy} and {other.policy} against float32",
+        verdict=" ".join(map(_verdict, both)),
+        made=made_of(vars(comparison)),
+        policies=[(f"policy {comparison.policy}", f"{comparison.low_dtype}; {comparison.loss_source}")],
+        cards=_cards(comparison),
+        opening=[Items(notes, is_notes=True)] if notes else [],
+        sections=sections,
+    )
+
+
+def _cards(comparison: Comparison) -> list[tuple[str, str, str]]:
+    other, found = comparison.against, []
+    for name in ("output", "loss", "gradient"):
+        value = getattr(comparison, name)
+        of = "not computed" if value is None else "relative to float32"
+        if name == "loss" and comparison.loss_value is not None:
+            of = f"{comparison.float32_loss_value:.5g} became {comparison.loss_value:.5g}"
+        of += f"; {error_text(getattr(other, name))} under {other.policy}" if other else ""
+        found.append((f"error of the {name}", error_text(value), of))
+    if comparison.gradient_packed is not None:
+        of = "compared with the same step without packing"
+        found.append(("error of the gradient by packing alone", error_text(comparison.gradient_packed), of))
+    return found
+
+
+def _trials(comparison: Comparison) -> Table:
+    """Return the errors that are left after each move, the best first."""
+    trials = comparison.trials
+    assert trials is not None
+    shown = [trials.start, *trials.alone, *([trials.together] if trials.together and trials.together not in trials.alone else [])]
+    rows = [
+        [Cell(each.named or f"none: {comparison.policy}", "code"), error(each.output), error(each.loss), error(each.gradient)]
+        for each in shown
+    ]
+    return Table(("moved", ">output", ">loss", ">gradient"), rows, label=f"Errors after each move under {comparison.policy}")
+
+
+def _by(what: str, name: str, groups: Sequence[Group]) -> Section:
+    """Return the largest errors of each op or module."""
+    rows = [
+        [module(each.name), whole(each.calls), at_most(each.isolated), at_most(each.accumulated), part(each.share, 1), error(each.moved)]
+        for each in groups
+    ]
+    told = (
+        "Isolated is the error that an op adds, accumulated the error including that of all earlier ops. Each is the largest of all calls. "
+        "Output if moved is the error of the model's output with the op, or the one op of the module that gains most, in float32."
+    )
+    columns = (what.split()[0], ">calls", ">isolated", ">accumulated", ">share", ">output if moved")
+    table = Table(columns, rows, label=f"Errors by {what}", where="the page, .by_op() and .by_module() have them all", most=TEXT_ROWS)
+    return Section(name, f"By {what}", f"By {what}", [table, Text(told, is_soft=True)])
+
+
+def at_most(value: float) -> Cell:
+    """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
+    return error(value) if value <= 1 else number(value, ">1")
+
+
+def _verdict(comparison: Comparison) -> str:
+    """Return how far the output is from float32, and which move gains most."""
+    error = f"Under {comparison.policy} the error of the output is {error_text(comparison.output)}"
+    return f"{error}; {comparison.advice[0].named} gains most in float32." if comparison.advice else f"{error}."

@@ -219,7 +219,7 @@ class NonfiniteFinder(OpOwners):
             out = run(*args, **kwargs)
             self._follow_integers(known, tree_leaves((args, kwargs)), out)
             return out
-        if known.name == "copy_" and self._is_received(args[0]) and self._origin(args[1]) is None:
+        if known.name == "copy_" and getattr(self._origin(args[0]), "received", False) and self._origin(args[1]) is None:
             return run(*args, **kwargs)  # a collective of gloo's writes its result at each wait
         written = list(each_tensor(argument(args, kwargs, at) for at in known.writes))
         positions = [at for at in known.writes if not isinstance(at, str)] if known.reads_written else []
@@ -228,8 +228,11 @@ class NonfiniteFinder(OpOwners):
         out = run(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         self._follow_integers(known, leaves, out)
+        if known.name == "_amp_update_scale_":  # its arguments: scale, growth_tracker, found_inf, ...
+            # at scale 1 it is no longer the scale that overflows
+            self._settle(skipped=bool(args[2]) and float(args[0]) >= 1.0)
+            self._scaled = False
         if known.name in _OF_SCALER:
-            self._scaler_ran(known.name, args)
             return out
         if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
             self._mark(each_tensor((out,)), Origin("known"))
@@ -243,7 +246,7 @@ class NonfiniteFinder(OpOwners):
             self._went_away(known, leaves, written, results)
         if odd:
             unread = {id(t) for t in written} - {id(t) for t in read}
-            self._look(call, func, args, kwargs, leaves, unread, odd_before, odd)
+            self._look(call, func, args, kwargs, unread, odd_before, odd)
         return out
 
     def _note_unrounded(self, call: AtenCall, known: Facts, leaves: list[Any], results: list[Tensor]) -> None:
@@ -264,18 +267,10 @@ class NonfiniteFinder(OpOwners):
         return out
 
     def _look(
-        self,
-        call: AtenCall,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        leaves: list[Any],
-        unread: set[int],
-        before: dict[int, bool],
-        odd: list[Tensor],
+        self, call: AtenCall, func: Any, args: Any, kwargs: Any, unread: set[int], before: dict[int, bool], odd: list[Tensor]
     ) -> None:
         """Results are not finite: why."""
-        known, ignored = facts(func), set(unread)
+        known, ignored, leaves = facts(func), set(unread), tree_leaves((args, kwargs))
         if known.name in ("addmm", "baddbmm", "addbmm", "addmv", "addr") and kwargs.get("beta", 1) == 0:
             ignored.add(id(args[0]))  # torch reads nothing of it
         made_here = {id(t) for t in odd}
@@ -416,15 +411,6 @@ class NonfiniteFinder(OpOwners):
 
     # The GradScaler
 
-    def _scaler_ran(self, name: str, args: Any) -> None:
-        """Handle an op of the scaler's: `_amp_update_scale_(scale, growth_tracker, found_inf, ...)` gets whether steps were skipped."""
-        if name != "_amp_update_scale_":
-            return
-        scale, _, found = args[:3]
-        # at scale 1 it is no longer the scale that overflows
-        self._settle(skipped=bool(found) and float(scale) >= 1.0)
-        self._scaled = False
-
     def _settle(self, skipped: bool) -> None:
         waiting, self._waiting = self._waiting, []
         if not skipped:
@@ -446,10 +432,6 @@ class NonfiniteFinder(OpOwners):
             return None
         found = self._origins.get(memory_of(storage_of(tensor)))
         return None if found is None else found[1]
-
-    def _is_received(self, tensor: Tensor) -> bool:
-        origin = self._origin(tensor)
-        return origin is not None and origin.received
 
     def _follow_integers(self, known: Facts, leaves: list[Any], out: Any) -> None:
         tensors = [t for t in leaves if isinstance(t, Tensor)]

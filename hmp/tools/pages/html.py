@@ -21,7 +21,7 @@ with needed("a report's page needs", "report"):
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Drawing
 
-from ..formatting import size, typeset_duration
+from ..formatting import duration, size
 from .page import Depth, Page, TradeOff, colour_class, place_text
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
@@ -32,7 +32,7 @@ def html(page: Page) -> str:
     made = jinja2.Environment(
         loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    made.filters |= {
+    filters: dict[str, Any] = {
         "breakable": _breakable,
         "coded": _coded,
         "kept": _kept,
@@ -42,9 +42,10 @@ def html(page: Page) -> str:
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": place_text,
         "size": size,
-        "duration": typeset_duration,
+        "duration": duration,
         "drawn": drawn,
     }
+    made.filters |= filters
     return made.get_template("page.html.j2").render(page=page)
 
 
@@ -59,7 +60,8 @@ def _coded(text: str) -> Any:
 
 
 def _kept(text: str) -> str:
-    return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|[mµu]?s|[KMB])\b|%)", "\u00a0", text)
+    text = re.sub(r"(?<=\d) us\b", " µs", text)
+    return re.sub(r"(?<=\d) (?=(?:%|[KMGT]?i?B|[mµ]?s|[KMB])\b|%)", "\u00a0", text)
 
 
 # --- charts ---

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from ...core.policy.policy import in_notebook
-from ..formatting import NOTHING, aligned, json_values, json_written, share, size, two_digits, typeset_duration, versioned, written
+from ..formatting import NOTHING, aligned, json_values, json_written, share, size, two_digits, versioned, written
+from ..formatting import duration as in_seconds
 
+T = TypeVar("T")
 COLOURED = ("bfloat16", "float16", "float32", "float8_e4m3fn")
 
 
@@ -47,7 +49,7 @@ def whole(value: float) -> Cell:
 
 def duration(seconds: float) -> Cell:
     """Return seconds with their unit."""
-    return number(seconds, typeset_duration(seconds))
+    return number(seconds, in_seconds(seconds))
 
 
 def nbytes(value: float) -> Cell:
@@ -297,7 +299,7 @@ def text(page: Page) -> str:
         if shown and section.heading:
             shown[0] = f"{section.heading}\n{shown[0]}"
         blocks += shown
-    return "\n\n".join(blocks).replace("µs", "us")
+    return "\n\n".join(blocks)
 
 
 def _block(part: Part) -> str:
@@ -346,6 +348,13 @@ class Result:
     def _page(self) -> Page:
         """Return what the result says."""
         raise NotImplementedError
+
+    def _named(self, rows: Iterable[T], name: str, what: str, by: str = "name") -> T:
+        """Return the row that has that name. Raise KeyError, which lists all names, if no row has it."""
+        found = {getattr(row, by): row for row in rows}
+        if name not in found:
+            raise KeyError(f"expected {what}, got {name!r}; there are {', '.join(map(repr, found))}")
+        return found[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain JSON values.

@@ -14,7 +14,7 @@ from ...core import lists, locks
 from ...core.active import autocast, state
 from ...core.active.state import Off, PolicyTable
 from ...core.casting import dtype_name, each_castable, each_tensor
-from ...core.observe import Call, modules
+from ...core.observe import Call, asked_dtype, modules
 from ...core.policy.entries import ListEntry
 from ...core.policy.policy import Policy
 from ...core.policy.precedence import Listed
@@ -176,7 +176,7 @@ class OverrideRecorder:
         dtypes = got.split(", ")
         if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
             return  # torch.autocast decides inside the op
-        if dtype_name(wanted) in dtypes or dtypes[0] in map(dtype_name, kind.computes_in) or _is_asked(given):
+        if dtype_name(wanted) in dtypes or dtypes[0] in map(dtype_name, kind.computes_in) or asked_dtype(given):
             return
         tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
         if any(tensor.dtype in _WIDE for tensor in tensors):
@@ -197,8 +197,3 @@ class OverrideRecorder:
         violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *place_here())
         with self._lock:
             self._counts[violation] = self._counts.get(violation, 0) + 1
-
-
-def _is_asked(given: tuple[Any, ...]) -> bool:
-    """Return True if `dtype=` names a floating dtype, which wins over the list."""
-    return any(type(value) is torch.dtype and value.is_floating_point for value in given)

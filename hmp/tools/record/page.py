@@ -10,7 +10,8 @@ from typing import Any
 
 from ...core import lists
 from ...core.rules import registry
-from ..formatting import count, share, short_entry, size, some, typeset_duration
+from ..formatting import count, share, short_entry, size, some
+from ..formatting import duration as in_seconds
 from ..pages.page import (
     Cell,
     Items,
@@ -48,7 +49,7 @@ def report_page(report: Report) -> Page:
     """Return what the report says."""
     sums = total(report.rows)
     about = report.about
-    recorded = [f"{typeset_duration(about['seconds'])} recorded"]
+    recorded = [f"{in_seconds(about['seconds'])} recorded"]
     if about["ranks"] > 1:
         recorded.append(f"{about['ranks']} recordings added up")
     sections = [
@@ -115,8 +116,8 @@ def _policy(policy: Mapping[str, Any]) -> tuple[str, str]:
 def _cards(report: Report, sums: Row) -> list[tuple[str, str, str]]:
     decided = sum(row.calls for row in report.rows if row.rule not in (BYPASSED, UNLISTED))
     return [
-        ("in casts", typeset_duration(sums.cast_seconds), f"{share(sums.cast_seconds, sums.seconds)} of the time in ops and casts"),
-        ("in ops", typeset_duration(sums.op_seconds), f"{count(sums.calls, 'call')}, {decided:,} decided by hmp"),
+        ("in casts", in_seconds(sums.cast_seconds), f"{share(sums.cast_seconds, sums.seconds)} of the time in ops and casts"),
+        ("in ops", in_seconds(sums.op_seconds), f"{count(sums.calls, 'call')}, {decided:,} decided by hmp"),
         ("casts", f"{sums.casts:,}", f"{size(sums.cast_bytes)}; {sums.casts_saved:,} more avoided, as a copy was there"),
         ("in float32, no kernel", f"{sums.no_kernel:,}", "calls (R11)"),
     ]

@@ -26,7 +26,7 @@ from ...core.rules.op import CastRule
 from ...core.torch_private import without_torch_function
 from .. import model_call
 from ..formatting import provenance
-from ..model_state import preserve_state
+from ..model_state import default_device, preserve_state
 from ..op_owners import place_here
 from .models import RunningModels
 from .overrides import OverrideRecorder
@@ -102,18 +102,11 @@ class Recorder(Listener):
         key = (id(policy), call.op, rule, inputs, call.computed, output, *place_here())
         with self._lock:
             self._policies.setdefault((id(policy), id(given)), (policy, given))
-            counts = self._counts.get(key)
-            if counts is None:
-                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, {}]  # in the order of rows.COUNTED, then `more`
-            counts[0] += 1
-            counts[1] += call.casts
-            counts[2] += call.casts_saved
-            counts[3] += call.cast_bytes
-            counts[4] += call.op_seconds
-            counts[5] += call.cast_seconds
-            counts[6] += call.lacks_kernel
-            counts[7] += raised
-            counts[8] += call.in_float32
+            counts = self._counts.setdefault(key, [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, {}])  # in the order of rows.COUNTED, then `more`
+            times = call.op_seconds, call.cast_seconds
+            counted = 1, call.casts, call.casts_saved, call.cast_bytes, *times, call.lacks_kernel, raised, call.in_float32
+            for at, value in enumerate(counted):
+                counts[at] += value
             for name, of in self._columns.items():
                 if value := of(call):
                     counts[9][name] = counts[9].get(name, 0) + value
@@ -228,7 +221,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
         >>> report.assert_dtype("linear", torch.bfloat16)
     """
     recorder = Recorder(synchronize)
-    report = Report((), (), (), device=_device(), **provenance())
+    report = Report((), (), (), device=default_device().type, **provenance())
     report._recorder = recorder
     try:
         with running_uncompiled(), listen(recorder, recorder.models, *recorder.parts.values()):
@@ -236,12 +229,6 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     finally:
         recorder.models.close()
         report._end()
-
-
-def _device() -> str:
-    # without asking, a torch that was built for CUDA names it on machines without one
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return "cpu" if accelerator is None else accelerator.type
 
 
 def verify(

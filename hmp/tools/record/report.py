@@ -50,13 +50,7 @@ class Report(Result):
         >>> page = report.to_html("report.html")
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Row] = (),
-        violations: Iterable[Violation] = (),
-        models: Iterable[Model] = (),
-        **about: Any,
-    ) -> None:
+    def __init__(self, rows: Iterable[Row] = (), violations: Iterable[Violation] = (), models: Iterable[Model] = (), **about: Any) -> None:
         self._recorder: Recorder | None = None
         parts = {name: about.pop(name, ()) for name in report_parts()}
         told = {"rows": rows, **parts, "violations": violations, "models": models}

@@ -26,16 +26,6 @@ INPUTS = "(inputs)"  # what the outermost module was called with is stored as a 
 TOKENS, MASK = "input_ids", "attention_mask"  # of these: which tokens, and which places count
 
 
-@dataclass
-class Opened:
-    """A capture's file: its header, `calls` as they were written, and the library's handle, which reads the values."""
-
-    about: dict[str, str]
-    notes: list[str]
-    calls: list[dict[str, Any]]
-    handle: Any
-
-
 def rank() -> str:
     """Return the number of this process, where several run the program."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -74,8 +64,11 @@ def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Seq
         being_written.unlink(missing_ok=True)
 
 
-def opened(path: Path) -> Opened:
-    """Open the file and read its header alone. Raise HmpError if it isn't a capture, is cut off, or has another form."""
+def opened(path: Path) -> Any:
+    """Return the library's handle of the file, which has read the header alone.
+
+    Raise HmpError if it isn't a capture, is cut off, or has another form.
+    """
     if not path.is_file():
         what = "expected a capture, got a folder" if path.is_dir() else "no such file"
         raise HmpError(f"{path}: {what}; give a file that hmp.capture() or hmp run --capture wrote")
@@ -89,8 +82,7 @@ def opened(path: Path) -> Opened:
     if form != str(FORM):
         got = "another safetensors file" if form is None else f"format {form}, of another hmp"
         raise HmpError(f"{path}: expected a capture of format {FORM}, got {got}; capture again with this hmp")
-    about, notes, calls = (json.loads(metadata[name]) for name in ("about", "notes", "calls"))
-    return Opened(about, notes, calls, handle)
+    return handle
 
 
 def _safetensors(*also: str) -> Any:
@@ -188,10 +180,13 @@ class Capture:
         return found
 
     @cached_property
-    def _file(self) -> Opened:
+    def _file(self) -> Any:
         if not self.is_written:
             raise HmpError(f"{self.path} is written when the `with hmp.capture(...)` block ends; read it after the block")
         return opened(self.path)
+
+    def _read(self, name: str) -> Any:
+        return json.loads(self._file.metadata()[name])
 
     @cached_property
     def name(self) -> str:
@@ -201,17 +196,19 @@ class Capture:
     @property
     def about(self) -> dict[str, str]:
         """Return the model's class, device, date, and the versions of hmp and torch."""
-        return dict(self._file.about)
+        found: dict[str, str] = self._read("about")
+        return found
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what was not seen, or not kept."""
-        return tuple(self._file.notes)
+        return tuple(self._read("notes"))
 
     @cached_property
     def calls(self) -> tuple[ModuleCall, ...]:
         """Return every call that was noted."""
-        return tuple(_call_of(each) for each in self._file.calls)
+        calls = self._read("calls")
+        return tuple(replace(of_json(ModuleCall, each), outputs=tuple(of_json(Output, one) for one in each["outputs"])) for each in calls)
 
     def values(self, call: int, output: int) -> Tensor:
         """Return the values of an output whose `is_whole` is true.
@@ -223,9 +220,5 @@ class Capture:
         Returns:
             The tensor.
         """
-        found: Tensor = self._file.handle.get_tensor(f"{call}.{output}")
+        found: Tensor = self._file.get_tensor(f"{call}.{output}")
         return found
-
-
-def _call_of(values: dict[str, Any]) -> ModuleCall:
-    return replace(of_json(ModuleCall, values), outputs=tuple(of_json(Output, each) for each in values["outputs"]))

@@ -44,13 +44,7 @@ class Decisions:
     `levels` are the kinds of lists that units may move to besides the BF16 list.
     """
 
-    def __init__(
-        self,
-        start: Policy,
-        ops: Collection[str] | None,
-        per_module: bool,
-        levels: Collection[ListKind] = (),
-    ) -> None:
+    def __init__(self, start: Policy, ops: Collection[str] | None, per_module: bool, levels: Collection[ListKind]) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
             raise HmpError(f"invalid ops={ops!r}: expected a list of op names, such as ['softmax', 'linear'], or None for all")
         self.start = start

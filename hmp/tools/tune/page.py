@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from ...core.casting import dtype_name
-from ..formatting import NOTHING, count, typeset_duration
+from ..formatting import NOTHING, count
+from ..formatting import duration as in_seconds
 from ..pages.page import (
     Cell,
     Code,
@@ -145,7 +146,7 @@ def _trials(result: TuneResult) -> Section:
                 _last(trial.loss_change, percent(trial.loss_change)),
                 number(trial.metric, NOTHING if trial.metric is None else f"{trial.metric:.5g}"),
                 _last(trial.metric_change, percent(trial.metric_change)),
-                _last(trial.seconds, typeset_duration(trial.seconds) if math.isfinite(trial.seconds) else NOTHING),
+                _last(trial.seconds, in_seconds(trial.seconds) if math.isfinite(trial.seconds) else NOTHING),
                 _last(cost, NOTHING if cost is None else f"{cost:.2f}"),
                 nbytes(trial.saved_bytes),
                 Cell("yes" if trial.fits else f"no: {trial.why}"),
@@ -165,8 +166,8 @@ def _units(result: TuneResult) -> Section:
             module("(outside every module)" if unit.module == "" else unit.module or "all"),
             Cell(unit.level),
             whole(unit.calls),
-            number(unit.gain, amount(unit.gain, unit.gains).replace("us", "µs")),
-            number(unit.of, amount(unit.of, unit.gains).replace("us", "µs")),
+            number(unit.gain, amount(unit.gain, unit.gains)),
+            number(unit.of, amount(unit.of, unit.gains)),
             error(unit.error),
             number(unit.change, percent(unit.change)),
             Cell(unit.why, "why"),

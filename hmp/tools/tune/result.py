@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,9 @@ class Tolerance:
         return ", ".join(filter(None, parts))
 
 
-def as_tolerance(value: float | Mapping[str, float] | Tolerance, has_metric: bool) -> Tolerance:
+def as_tolerance(value: float | Mapping[str, float], has_metric: bool) -> Tolerance:
     """Return the user's bounds: a number is for the metric if there is one, else for the loss. Raise HmpError for any other value."""
-    if isinstance(value, Tolerance):
-        found = value
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         unknown = sorted(set(map(str, value)) - {"loss", "metric"})
         if unknown or not value:
             raise HmpError(f"tolerance= expected {_KEYS}, got {', '.join(map(repr, unknown)) or 'an empty mapping'}")
@@ -166,10 +164,7 @@ class TuneResult(Result):
     hmp: str = ""
 
     def __getitem__(self, name: str) -> Trial:
-        for trial in self.trials:
-            if trial.name == name:
-                return trial
-        raise KeyError(f"expected the name of a trial, got {name!r}; the trials are {', '.join(trial.name for trial in self.trials)}")
+        return self._named(self.trials, name, "the name of a trial")
 
     def levels(self) -> list[str]:
         """Return the lists that units were measured for.
@@ -246,15 +241,6 @@ def percent(change: float | None) -> str:
     return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change + 0.0:+.2%}"
 
 
-def reason(units: Sequence[Unit]) -> str:
-    """Return what came of these units of one list: what they gain together, the largest change of one, and why."""
-    why = "; ".join(dict.fromkeys(unit.why for unit in units))
-    if not all(math.isfinite(unit.change) for unit in units):
-        return why
-    gain, of, gains = sum(unit.gain for unit in units), sum(unit.of for unit in units), units[0].gains
-    return f"{amount(gain, gains)} of {amount(of, gains)} | {percent(max(unit.change for unit in units))} | {why}"
-
-
 def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, str]]]:
     """Return by list each entry as it is spelled with its reason, what was decided first and what gains most before all."""
     found: dict[ListName, list[tuple[str, str]]] = {}
@@ -286,12 +272,17 @@ def units_by_entry(result: TuneResult, cast: ListName) -> dict[str, list[Unit]]:
 
 
 def _reason(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> str:
+    """Return why an entry is on its list: what its units gain together, the largest change of one, and what came of them."""
     taken = Path(result.best.taken or result.start).name  # of a folder its last part: lists hold no paths of a machine
     if name == EVERY_OP and not kind_of(cast).adds:
         return "every op on no other list"
     if not units:
         return f"not decided; as in {taken}"
-    return reason([replace(unit, why=f"as in {taken}") for unit in units] if result.best.taken else units)
+    why = f"as in {taken}" if result.best.taken else "; ".join(dict.fromkeys(unit.why for unit in units))
+    if not all(math.isfinite(unit.change) for unit in units):
+        return why
+    gain, of, gains = sum(unit.gain for unit in units), sum(unit.of for unit in units), units[0].gains
+    return f"{amount(gain, gains)} of {amount(of, gains)} | {percent(max(unit.change for unit in units))} | {why}"
 
 
 JSON_FILE = "tune.json"

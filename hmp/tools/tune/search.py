@@ -1,4 +1,7 @@
-"""The search: measure each unit, search list by list, verify by really running, and keep the cheapest that fits."""
+"""tune(): the cheapest op lists that keep a model within a tolerance of float32, verified on the user's own task.
+
+The search measures each unit, searches list by list, verifies by really running, and keeps the cheapest that fits.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,12 +21,12 @@ from ...core.lists import ListKind
 from ...core.policy.entries import ListName
 from ...core.policy.policy import Policy, as_policy
 from ...errors import HmpError, OpListError
-from ..benchmark import described, policy_active, rotated
+from ..benchmark import check_numbers, described, policy_active, rotated
 from ..formatting import provenance
 from .decisions import LOW, WIDE, Choice, Decisions, Key, moved
 from .probe import Measured, probe, probe_added
-from .result import Tolerance, Trial, TuneResult, Unit, write
-from .task import Outcome, Task, failed
+from .result import Tolerance, Trial, TuneResult, Unit, as_tolerance, check_folder, write
+from .task import Outcome, Task
 
 # A step that is less than this faster is taken to be as fast.
 NOISE = 0.02
@@ -33,6 +37,79 @@ _FLOAT32 = "float32"
 _NOT_TRIED = "not tried"
 
 
+def tune(  # noqa: PLR0913
+    model: torch.nn.Module,
+    batches: Iterable[Any],
+    *,
+    loss: Callable[[Any, Any], Any],
+    tolerance: float | Mapping[str, float] = 0.01,
+    metric: Callable[[Any], Any] | None = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    seconds: float | None = None,
+    max_trials: int | None = None,
+    start: str | Path | Policy = "autocast",
+    per_module: bool = False,
+    ops: Collection[str] | None = None,
+    levels: Collection[str] = ("bf16", "fp32"),
+    objective: str = "time",
+    steps: int | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    progress: bool | None = None,
+) -> TuneResult:
+    """Search for the cheapest op lists that keep a model within a tolerance of float32.
+
+    Each trial trains or evaluates the model under one policy, from the same state and seed. The search moves ops to the low-precision
+    dtype, and then to further lists, in a fixed order: first those that change the loss least for what they save. Bisection finds how many
+    can be moved within the tolerance. Afterwards model, random state and torch are as before.
+
+    Args:
+        model: the model, not compiled. No policy may be applied to it.
+        batches: the batches, which are used in turns. A batch that is a mapping is copied for each use; its tensors are not.
+        loss: a function; `loss(model, batch)` returns a scalar tensor.
+        tolerance: how much worse than float32's the metric may be or, without a metric, how far the loss may differ, relative to float32's.
+            Or a mapping with bounds for "loss" and "metric".
+        metric: a function; `metric(model)` returns a number, larger is better (an accuracy). It is called after training, under the policy.
+        optimizer: a function; `optimizer(model)` returns an optimizer of the model's parameters. With it a trial trains for `steps` steps,
+            and its loss is the mean over the last pass over the batches. Without it, a trial evaluates: the mean over all batches.
+        seconds: the search starts no new trial after this time.
+        max_trials: the largest number of trials.
+        start: the policy to start from. Ops that are not decided stay on its lists; its low-precision dtype and its recipes are used.
+        per_module: decide each op separately in each module, and write entries with a scope.
+        ops: the ops to decide. By default those that the model calls and that `start` or a preset has on its BF16 or FP32 list.
+        levels: the lists that ops may move to: "bf16", "fp32" and those of further kinds; an error names them. As much as the tolerance
+            allows moves there. If the objective is "time", and the device has kernels for it, these lists must also be faster.
+        objective: what to minimise: the "time" of a step, its activation memory ("memory"), or its activation memory where what ops save
+            may be in a form of fewer bits ("bytes").
+        steps: the training steps of a trial. Default: one pass over the batches, but at least 20.
+        seed: the seed of every trial.
+        folder: a folder for the lists, and tune.json with all measurements. After Ctrl-C it has the best lists so far.
+        progress: write a line on stderr for each trial. None: only on a terminal.
+
+    Returns:
+        The result: `policy` is the cheapest policy within the tolerance, `trials` and `units` hold the measurements.
+
+    Raises:
+        HmpError: for wrong arguments, if float32's loss is not finite, and if no lists are within the tolerance.
+
+    Example:
+        >>> net, data = torch.nn.Linear(4, 1), [torch.randn(8, 4)]
+        >>> result = hmp.tune(net, data, loss=lambda model, x: model(x).square().mean(), objective="memory", max_trials=8)
+        >>> folder = result.save("tuned")
+    """
+    if not (progress is None or isinstance(progress, bool)):
+        raise HmpError(f"invalid progress={progress!r}: expected True, False or None")
+    return Search(
+        decisions=decided(model, start, ops=ops, per_module=per_module, levels=levels, objective=objective),
+        budget=Budget(seconds, max_trials),
+        tolerance=as_tolerance(tolerance, metric is not None),
+        task=Task(model, batches, loss, metric, optimizer, steps, seed),
+        objective="time" if objective == "time" else "memory",
+        folder=check_folder(folder),
+        shows_progress=sys.stderr is not None and (sys.stderr.isatty() if progress is None else progress),  # None under pythonw
+    ).run()
+
+
 class Over(Exception):
     """The search's time or number of trials is spent."""
 
@@ -41,10 +118,7 @@ class Budget:
     """How long a search may take; its time begins when this is made. Raise HmpError for numbers that cannot be a bound."""
 
     def __init__(self, seconds: float | None, max_trials: int | None) -> None:
-        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < math.inf):
-            raise HmpError(f"invalid seconds={seconds!r}: expected a number above 0, such as 600.0 for ten minutes, or None")
-        if max_trials is not None and not (isinstance(max_trials, int) and max_trials > 0):
-            raise HmpError(f"invalid max_trials={max_trials!r}: expected a whole number above 0, such as 30, or None")
+        check_numbers(1.0 if seconds is None else seconds, max_trials=max_trials)
         self._until = math.inf if seconds is None else time.perf_counter() + seconds
         self._left = math.inf if max_trials is None else max_trials
 
@@ -283,19 +357,19 @@ class Search:
         try:
             return self.task.run(policy)
         except OpListError as error:
-            return failed(str(error))
+            return Outcome(failure=str(error))
         except HmpError:
             raise
         except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
-            return failed(described(error))
+            return Outcome(failure=described(error))
 
     def _timed(self, trial: Trial) -> tuple[Trial, bool]:
         """Return the trial with its time against float32's, and whether it is faster than the best, which runs in the same rounds."""
-        timers = [self.task.timer(policy) for policy in (None, trial.policy, *([self._best.policy] if self._best else []))]
-        seconds: list[list[float]] = [[] for _ in timers]
+        policies = (None, trial.policy, *([self._best.policy] if self._best else []))
+        seconds: list[list[float]] = [[] for _ in policies]
         for number in range(_ROUNDS):
-            for at in rotated(range(len(timers)), number):
-                seconds[at].append(timers[at]())
+            for at in rotated(range(len(policies)), number):
+                seconds[at].append(self.task.timed(policies[at], trial.seconds))
         # of each round, and not of the medians: what slows a whole round down leaves its ratios as they are
         base, own, best = (seconds[at] for at in (0, 1, -1))  # without a best it is held against itself
         won = [mine / its for mine, its in zip(own, best, strict=True)]

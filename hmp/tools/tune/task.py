@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ...core.observe import listen
 from ...core.policy.policy import Policy
 from ...core.torch_patches.module_calls import applied_policy
 from ...errors import HmpError
-from ..benchmark import policy_active, seconds_of
+from ..benchmark import check_numbers, policy_active, seconds_of
 from ..model_call import compiled_in
 from ..model_state import Snapshot, random_state_kept, seed_all
 from ..saved_activations import SavedActivations
@@ -32,18 +32,13 @@ _TIMED_SECONDS = 0.15
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one policy: mean loss, metric, seconds and saved bytes of a step."""
+    """What came of one policy: mean loss, metric, seconds and saved bytes of a step, as far as it ran."""
 
-    loss: float
-    metric: float | None
-    seconds: float
-    saved_bytes: int
+    loss: float = math.nan
+    metric: float | None = None
+    seconds: float = math.nan
+    saved_bytes: int = 0
     failure: str = ""
-
-
-def failed(why: str) -> Outcome:
-    """Return what comes of a policy under which nothing ran to its end."""
-    return Outcome(math.nan, None, math.nan, 0, why)
 
 
 class Task:
@@ -80,8 +75,7 @@ class Task:
             self.batches = list(itertools.islice(batches, MOST_BATCHES))
         if not self.batches:
             raise HmpError("batches= expected at least one batch, got none")
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
-            raise HmpError(f"invalid steps={steps!r}: expected a number of training steps, 1 or more")
+        check_numbers(steps=steps)
         self._loss, self._metric, self._optimizer = loss, metric, optimizer
         self.trains = optimizer is not None
         self.steps = steps or max(len(self.batches), LEAST_STEPS)
@@ -117,7 +111,7 @@ class Task:
         with self.under(policy):
             why, saved = self._look()
             if why:
-                return replace(failed(why), saved_bytes=saved)
+                return Outcome(saved_bytes=saved, failure=why)
             self.from_the_start()
             loss, seconds = self._steps()
             if not math.isfinite(loss):
@@ -131,26 +125,15 @@ class Task:
         """Make a context in which `policy` is active for the process, None for no casts."""
         return disable_casts() if policy is None else policy_active(policy, self.model)
 
-    def timer(self, policy: Policy | None) -> Callable[[], float]:
-        """Return a function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
-        count = 0
-
-        def sample() -> float:
-            nonlocal count
-            self.from_the_start()  # no further into training than the trial was: there it may diverge
-            optimizer, batches = self._made_optimizer(), itertools.cycle(self.batches)
-
-            def steps(number: int) -> None:
-                for _ in range(number):
-                    self._step(next(batches), optimizer)
-
-            with self.under(policy):
-                first, _ = seconds_of(partial(steps, 1))
-                if not count:
-                    count = max(min(math.ceil(_TIMED_SECONDS / max(first, 1e-9)), self.steps - 1), 1)
-                return seconds_of(partial(steps, count))[0] / count
-
-        return sample
+    def timed(self, policy: Policy | None, about: float) -> float:
+        """Return the seconds of a step under `policy`, which takes `about` so many: the mean of a few, after a first one."""
+        self.from_the_start()  # no further into training than the trial was: there it may diverge
+        optimizer, batches = self._made_optimizer(), itertools.cycle(self.batches)
+        count = max(min(math.ceil(_TIMED_SECONDS / max(about, 1e-9)), self.steps - 1), 1)
+        with self.under(policy):
+            self._step(next(batches), optimizer)
+            seconds, _ = seconds_of(lambda: [self._step(next(batches), optimizer) for _ in range(count)])
+        return seconds / count
 
     def _made_optimizer(self) -> Any:
         """Return a new optimizer over the model's parameters, None where the task does not train."""
