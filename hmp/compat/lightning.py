@@ -20,7 +20,7 @@ import torch
 import hmp
 
 from ..core.active.regions import without_casts
-from ..core.policy.entries import names_lists
+from ..core.policy.entries import VARIABLES
 from ..core.policy.policy import DEFAULT, as_policy
 from .lightning_packages import installed, preferred, release
 
@@ -94,7 +94,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # the bases are chosen at i
         scaler: torch.amp.GradScaler | None = None,
         verify: bool = False,
     ) -> None:
-        if policy is None and names_lists(os.environ):
+        if policy is None and any(os.environ.get(each) for variables in VARIABLES.values() for each in variables):
             self.policy = hmp.Policy.from_env()
         else:
             self.policy = as_policy(DEFAULT if policy is None else policy)

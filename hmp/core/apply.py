@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-import weakref
 from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,7 +20,7 @@ from .active.state import PolicyTable
 from .casting import LOW, dtype_name
 from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
-from .log import log, log_once, should_log
+from .log import log_once
 from .patching import patches
 from .policy.policy import DEFAULT, Policy, as_policy
 from .tables import announce, lock
@@ -30,7 +29,6 @@ from .torch_patches.module_calls import AppliedPolicy, as_dtype
 
 M = TypeVar("M", bound=torch.nn.Module)
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-_warned: weakref.WeakSet[type] = weakref.WeakSet()  # the classes of modules whose low-precision weights the log has named
 
 
 @untraced
@@ -118,12 +116,11 @@ def _log_without_casts(kind: Any) -> None:
 
 
 def _warn_of_low_weights(model: torch.nn.Module) -> None:
-    """Log, once for a class of models, that the optimizer loses small updates of low-precision weights."""
+    """Log that the optimizer loses small updates of low-precision weights."""
     lows = [each for each in model.parameters() if each.requires_grad and each.dtype in (torch.bfloat16, torch.float16)]
-    if not lows or type(model) in _warned or not should_log():
+    if not lows:
         return
-    _warned.update(map(type, model.modules()))
-    log.warning(
+    log_once(
         "%d trainable weights of %s are in %s, which loses small updates: of bfloat16 weights around 0.2, a step of AdamW with lr=2.5e-5 "
         "changes 3 %%; to fix: train float32 weights, model.float(), which hmp casts in each call",
         len(lows),
@@ -177,12 +174,6 @@ def remove(model: M) -> M:
         module_calls.detach(called)
         revert_if_unused()
     return model
-
-
-def keep_float32(model: torch.nn.Module, globs: tuple[str, ...]) -> None:
-    """Have `.to(torch.bfloat16)`, `.half()` and `.bfloat16()` leave the float32 weights whose names match, while the model has a policy."""
-    with lock:
-        module_calls.keep(module_calls.inside_compiled(model), globs)
 
 
 # --- models in other processes: multiprocessing sends the policies, which other pickles, and so files, do not have ----------------

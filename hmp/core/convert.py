@@ -23,7 +23,6 @@ from .ops import sites
 from .patching import patches
 from .policy import scopes
 from .policy.policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
-from .rules import emulation
 from .tables import announce
 from .tables import lock as _lock
 from .torch_patches import imports, module_calls
@@ -385,37 +384,6 @@ def resolved(policy: Policy, model: torch.nn.Module, others: Policy | None, is_v
     table = by_policy.pop(id(others))
     table.parts = tuple(by_policy.values())
     return table
-
-
-def set_low_kernels(choice: str) -> str:
-    """Choose how the CPU computes matrix products, convolutions and recurrent ops in bfloat16 and float16. Return the choice before.
-
-    Where a processor has no instructions for a low-precision dtype, torch's kernels for it take 10 to 90 times float32's time. hmp then
-    rounds the inputs to the low-precision dtype, computes in float32 and rounds the result: the numbers of an accelerator, at about
-    float32's speed. Gradients are computed likewise. The choice holds for the process, and policies in use follow it at once; it overrides
-    HMP_LOW_KERNELS.
-
-    Args:
-        choice: "auto", the default, does so for each dtype that the processor has no instructions for. "native" always uses torch's
-            kernels, bit for bit as torch.autocast does. "float32" never does, whatever the processor has.
-
-    Returns:
-        The choice that was in effect before.
-
-    Raises:
-        HmpError: `choice` isn't one of the three.
-
-    Example:
-        >>> before = hmp.low_kernels.set_low_kernels("native")
-        >>> hmp.low_kernels.set_low_kernels(before)
-        'native'
-    """
-    with _lock:
-        computed_before = emulation.computed_in_float32()
-        before = emulation.choose(choice)
-        if emulation.computed_in_float32() != computed_before:
-            tables.decide_anew()
-        return before
 
 
 def follow_others() -> None:

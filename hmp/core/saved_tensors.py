@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import locks, torch_private
-from .torch_private import can_be_disabled, in_plain_autograd, saved_tensors_hooks
+from .torch_private import can_be_disabled, saved_tensors_hooks
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -99,13 +99,6 @@ def innermost_counter() -> _Counting | None:
     hooks = None if saved_tensors_hooks is None else saved_tensors_hooks(True)
     found = None if hooks is None else getattr(hooks[0], "__self__", None)
     return found if isinstance(found, _Counting) else None
-
-
-def can_count() -> bool:
-    """Return True if counting would take the place of no hook in this thread, and would stop nothing that refuses hooks."""
-    if saved_tensors_hooks is None or not can_be_disabled or not torch_private.are_saved_tensors_hooks_allowed() or not in_plain_autograd():
-        return False
-    return saved_tensors_hooks(True) is None or innermost_counter() is not None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from torch import nn
 
 from ..core import lists
 from ..core.active.regions import disable_casts
-from ..core.apply import keep_float32
 from ..core.casting import dtype_name, each_tensor
 from ..core.compiler_stance import running_uncompiled
 from ..core.convert import casts
@@ -24,6 +23,8 @@ from ..core.copies import clear_cache
 from ..core.observe import Listener, listen
 from ..core.policy.policy import Policy
 from ..core.policy.scopes import hint, unwrapped
+from ..core.tables import lock
+from ..core.torch_patches import module_calls
 from ..core.torch_patches.module_calls import applied_policy, matches, names_of, paths_of
 from ..errors import HmpError
 from . import model_call
@@ -194,7 +195,7 @@ def cast_weights(
             kept = _most_of(kept, is_same, [])
         _cast(model, {tensor: dtypes[tensor] for tensor in kept})
         clear_cache()
-    keep_float32(model, globs)
+    _keep(model, globs)
     others = dtypes.keys() - set(kept)
     stays |= {name: "the outputs would change" for name, tensor in found.items() if tensor in others}
     rows = []
@@ -213,6 +214,12 @@ def _most_of(tensors: list[Tensor], is_same: Callable[[list[Tensor]], bool], bes
         return []
     first = _most_of(tensors[: len(tensors) // 2], is_same, beside)
     return first + _most_of(tensors[len(tensors) // 2 :], is_same, beside + first)
+
+
+def _keep(model: nn.Module, globs: tuple[str, ...]) -> None:
+    """Have `.to(torch.bfloat16)`, `.half()` and `.bfloat16()` leave the float32 weights whose names match, while the model has a policy."""
+    with lock:
+        module_calls.keep(module_calls.inside_compiled(model), globs)
 
 
 def _weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -415,6 +422,7 @@ def _normed_channels(module: Any) -> Shapes:
 # By its forward, the shapes of the floating-point inputs of a module. One that looks rows up has none: it takes indices.
 _SHAPES: dict[Callable[..., Any], Callable[[Any], Shapes]] = {
     nn.Linear.forward: lambda module: [(_ROWS, module.in_features)],
+    nn.Bilinear.forward: lambda module: [(2, module.in1_features), (2, module.in2_features)],
     nn.LayerNorm.forward: lambda module: [(2, *module.normalized_shape)],
     nn.RMSNorm.forward: lambda module: [(2, *module.normalized_shape)],
     nn.GroupNorm.forward: lambda module: [(2, module.num_channels, 2)],

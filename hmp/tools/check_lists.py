@@ -128,7 +128,7 @@ def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[EntryFindin
         if not ops:
             say(entry, "note", "not an op of this torch release; skipped, because other releases or compilers have it")
             continue
-        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in precedence.rivals(entry.list_name))
+        rivals = (precedence.same_op(ops, taken[rival, entry.scope]) for rival in _rivals(entry.list_name))
         other = next(filter(None, rivals), None)
         if other is not None:
             say(entry, "error", f"is also on the {other.list_name} list, as {other.text!r} ({other.path}:{other.line}); remove one of them")
@@ -186,6 +186,12 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, s
     if all(map(sites.writes_first, ops)):
         return "note", registry.IN_PLACE.sentence
     return "ok", why
+
+
+def _rivals(list_name: ListName) -> tuple[ListName, ...]:
+    """Return the lists that may not have an op of this list."""
+    own = lists.kind_of(list_name).excludes
+    return (*own, *(kind.name for kind in lists.kinds() if list_name in kind.excludes and kind.name not in own))
 
 
 def _added(entry: ListEntry, policy: Policy, listed: Listed, kind: lists.ListKind) -> tuple[Level, str]:

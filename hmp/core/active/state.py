@@ -369,13 +369,6 @@ def call_under(state: PolicyTable | Off, function: Callable[P, R], /, *args: P.a
         put(before)  # the value, not the token: a token cannot be reset from another context
 
 
-def is_by_user() -> bool:
-    """Return True if a context of the user's set the active state, not hmp for torch's own code."""
-    current_state()  # removes blocks that have ended
-    value = get()
-    return isinstance(value, EnteredRegion) and value.key is not None
-
-
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Call `function` without casts, and return its result."""
     return call_under(current_state().off, function, *args, **kwargs)

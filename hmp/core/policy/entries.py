@@ -134,11 +134,6 @@ VARIABLES: dict[str, tuple[str, ...]] = {
 }
 
 
-def names_lists(environ: Mapping[str, str]) -> bool:
-    """Return True if one of the variables names a file."""
-    return any(environ.get(each) for variables in VARIABLES.values() for each in variables)
-
-
 def list_from_env(list_name: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
     """Return the entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
     for variable in VARIABLES[list_name]:

@@ -35,11 +35,6 @@ def default_words() -> dict[str, str]:
     return {field: word.allowed[0] for field, word in words().items()}
 
 
-def optional_files() -> tuple[str, ...]:
-    """Return the files that a policy is written into of which not every policy has each."""
-    return (*(kind.file for kind in lists.kinds() if kind.is_optional), *(word.file for word in words().values()))
-
-
 def low_dtype(dtype: Any) -> torch.dtype:
     """Return the low-precision dtype that is given, or named. Raise HmpError for another one."""
     found = dtype_named(dtype, LOW)

@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from .policy import Policy
 
 
-def rivals(list_name: ListName) -> tuple[ListName, ...]:
-    """Return the lists that may not have an op of this list."""
-    own = lists.kind_of(list_name).excludes
-    return (*own, *(kind.name for kind in lists.kinds() if list_name in kind.excludes and kind.name not in own))
-
-
 class Listed:
     """The policy's lists by op id, for looking up what an op follows."""
 

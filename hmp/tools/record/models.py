@@ -15,8 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from ...core.casting import Tensor, dtype_name
 from ...core.observe import Listener, modules
-from ...core.saved_tensors import can_count, counting
-from ...core.torch_private import graph_task
+from ...core.saved_tensors import counting, innermost_counter
+from ...core.torch_private import are_saved_tensors_hooks_allowed, can_be_disabled, graph_task, in_plain_autograd, saved_tensors_hooks
 from ..saved_activations import SavedActivations
 
 
@@ -153,7 +153,7 @@ class RunningModels(Listener):
 
     def _is_to_be_followed(self, module: torch.nn.Module) -> bool:
         """Return True if the call may be the first one of the model that autograd records."""
-        if not torch.is_grad_enabled() or graph_task() >= 0 or not can_count():
+        if not torch.is_grad_enabled() or graph_task() >= 0 or not _can_count():
             return False
         key = self._keys.get(module, module)
         return key is not None and key not in self._meters
@@ -171,3 +171,10 @@ class RunningModels(Listener):
         known = self._models.get(model.alike)
         self._models[model.alike] = model if known is None else replace(known, count=known.count + 1)
         return model.alike
+
+
+def _can_count() -> bool:
+    """Return True if counting would take the place of no hook in this thread, and would stop nothing that refuses hooks."""
+    if saved_tensors_hooks is None or not can_be_disabled or not are_saved_tensors_hooks_allowed() or not in_plain_autograd():
+        return False
+    return saved_tensors_hooks(True) is None or innermost_counter() is not None

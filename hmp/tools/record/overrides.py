@@ -68,7 +68,9 @@ def in_place_of_casts() -> Overrider | None:
     here = state.current_state()
     if isinstance(here, autocast.Paused):
         return Overrider("island", f"torch.autocast(enabled=False){_opened(enabled=False)}") if here.disabled else None
-    return Overrider("disable_casts", "disable_casts()") if here.disabled and state.is_by_user() else None
+    entered = state.get()  # after current_state(), which removes blocks that have ended
+    is_users = isinstance(entered, state.EnteredRegion) and entered.key is not None
+    return Overrider("disable_casts", "disable_casts()") if here.disabled and is_users else None
 
 
 def _opened(enabled: bool) -> str:

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ class Recorder(Listener):
                 rule = asked  # torch itself promotes: no wrapper is needed
             source = entry.source if entry is not None and rule in (asked, BYPASSED) else ""
             label = rule.label if isinstance(rule, CastRule) and not rule.is_list else ""
-            found.append(Row(op, _name_of(rule), label, source, inputs, *rest))
+            found.append(replace(Row(op, _name_of(rule), source, inputs, *rest), label=label))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 
     def _entries(self) -> list[tuple[Any, ...]]:

@@ -41,7 +41,6 @@ class Row:
 
     op: str
     rule: str
-    label: str = ""
     source: str = ""
     inputs: str = ""
     compute: str = ""
@@ -59,6 +58,7 @@ class Row:
     raised: int = 0
     in_float32: int = 0
     more: Mapping[str, float] = field(default_factory=dict, hash=False)
+    label: str = ""
 
     @property
     def seconds(self) -> float:

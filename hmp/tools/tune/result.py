@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...core.lists import kind_of, names
+from ...core.policy import folders
 from ...core.policy.entries import EVERY_OP, ListName
-from ...core.policy.folders import optional_files, word_files
 from ...core.policy.policy import Policy
 from ...errors import HmpError
 from ..formatting import NOTHING, duration, json_text, json_values, size, versioned
@@ -302,13 +302,10 @@ def write(result: TuneResult, folder: Path) -> Path:
 
     HmpError where that cannot be written.
     """
-    texts = list_files(result) | {JSON_FILE: json_text(result.to_dict())}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in optional_files():
-            (folder / name).unlink(missing_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        folders.write(folder, list_files(result))
+        (folder / JSON_FILE).write_text(json_text(result.to_dict()), encoding="utf-8")
     except OSError as error:
         raise HmpError(f"{folder}: can't write the lists ({error.strerror or error}); give a folder that can be written to") from error
     return folder
@@ -317,7 +314,7 @@ def write(result: TuneResult, folder: Path) -> Path:
 def list_files(result: TuneResult) -> dict[str, str]:
     """Return the text of each list file of the policy that was chosen, by the file's name."""
     files = {kind_of(cast).file: _heading(result, cast) + _aligned(lines) for cast, lines in list_lines(result).items()}
-    return files | word_files(result.policy.to_dict())
+    return files | folders.word_files(result.policy.to_dict())
 
 
 def _heading(result: TuneResult, cast: ListName) -> str:
