@@ -81,9 +81,9 @@ class SavedActivations(Listener):
         self._weights.clear()
 
 
-def saved_by(step: Callable[[], object]) -> int:
-    """Return the bytes that a step, which is run, keeps for backward."""
-    found = SavedActivations()
+def saved_by(step: Callable[[], object], own: Iterable[torch.Tensor] = ()) -> int:
+    """Return the bytes that a step, which is run, keeps for backward, the tensors `own` left out."""
+    found = SavedActivations(own)
     with listen(found):
         step()
     return found.bytes

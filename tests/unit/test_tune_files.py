@@ -146,7 +146,7 @@ def assert_each_choice_decides(decisions: Decisions, model: nn.Module, keys: lis
 @pytest.mark.parametrize("names", [("a b", "c#d"), ("x[0]", "x0"), ("q*", "qq"), ("a@b", "é?")])
 def test_lines_of_modules_with_odd_names_are_read_as_they_were_meant(names: tuple[str, str], tmp_path: Path) -> None:
     model = nn.ModuleDict({name: nn.Sequential(nn.Linear(4, 4), Exp()) for name in names})
-    decisions = Decisions(hmp.Policy(bf16={"exp"}), ["exp"], True)
+    decisions = Decisions(hmp.Policy(bf16={"exp"}), ["exp"], True, [])
     assert_each_choice_decides(decisions, model, [Key("exp", f"{name}.1") for name in names], tmp_path)
 
 

@@ -30,7 +30,7 @@ def measured(
     model: torch.nn.Module, batches: list, loss, per_module: bool = False, start: hmp.Policy = START, in_bytes: bool = True
 ) -> tuple[dict[Key, Measured], float]:
     """What one step shows of each unit in the low-precision dtype, and its loss."""
-    decisions = Decisions(start, None, per_module)
+    decisions = Decisions(start, None, per_module, [])
     task = Task(model, batches, loss, None, sgd, None, 0)
     with task.prepared(), policy_active(decisions.start):
         found, value = probe(task, decisions, (lists.kind_of("bf16"),), in_bytes)
