@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -234,3 +235,28 @@ def test_compare_advises_only_what_a_list_can_hold() -> None:
         hmp.explain(op)  # raises for what is no name of an op
         assert not op.endswith("_")
     assert advised.isdisjoint({"to", "_to_copy", "imul"})
+
+
+def test_an_op_of_the_preset_under_a_folder_is_moved_by_a_line_in_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name, text in (("base.txt", "torch-cuda"), ("dtype.txt", "float16"), ("fp32.txt", "gelu")):
+        (folder / name).write_text(f"{text}\n")
+    call = lambda: LARGE @ LARGE  # noqa: E731
+    found = finding(hmp.Policy.load(folder), call)
+    assert found.remedy.startswith(f"write `matmul` in {folder / 'fp32.txt'}")
+    (folder / "fp32.txt").write_text("gelu, matmul\n")
+    assert finding(hmp.Policy.load(folder), call) is None
+
+
+def test_verify_says_that_attention_has_its_own_softmax(caplog: pytest.LogCaptureFixture) -> None:
+    class Attends(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(x, x, x)
+
+    policy = hmp.Policy.load("autocast").move("softmax", "fp32")
+    hmp.verify(Attends(), torch.randn(1, 2, 4, 8), policy)
+    assert "no call matched: softmax; the softmax of scaled_dot_product_attention" in caplog.text
+    caplog.clear()
+    hmp.verify(nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(2, 8), policy)
+    assert not caplog.text

@@ -16,7 +16,7 @@ from ...core.ops import table
 from ...core.policy.entries import AUTOCAST, EVERY_OP
 from ...core.policy.names import can_be_listed
 from ...core.policy.policy import Policy, as_policy
-from ...core.policy.presets import home, policies
+from ...core.policy.presets import is_in_one, policies
 from ...core.rules import registry
 from ...errors import OpListError
 from ..aten import Facts
@@ -226,10 +226,13 @@ def _moved(explained: Rule, policy: Policy, module: str, note: str = "") -> str:
     # there is no einsum.autocast on an FP32 list
     name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
     scoped = "" if at or not module else f"{name} @ {module}"
-    if explained.path is not None and not Path(explained.path).is_relative_to(home()):
-        off = f" and take it off {explained.path}:{explained.line}" if listed else ""
+    is_users = explained.path is not None and not is_in_one(explained.path)
+    folders = {Path(each.path).parent for each in (*policy.origin.values(), *policy.scoped) if each.path and not is_in_one(each.path)}
+    if is_users or [each.name for each in folders] == [policy.name]:  # of a folder over a base.txt, the entry may be the preset's
+        file = folders.pop() / "fp32.txt" if len(folders) == 1 else "fp32.txt"
+        off = f" and take it off {explained.path}:{explained.line}" if listed and is_users else ""
         alone = f"or write `{scoped}` for this module alone" if scoped else ""
-        return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", alone, note)))
+        return "; ".join(filter(None, (f"write `{name}` in {file}{off}", alone, note)))
     before = "policy"
     if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
         before = f'hmp.Policy.load("{policy.name}")'

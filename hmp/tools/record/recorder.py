@@ -15,6 +15,7 @@ import torch
 from ...core import lists, locks
 from ...core.casting import dtype_name, each_tensor
 from ...core.compiler_stance import running_uncompiled
+from ...core.log import log, should_log
 from ...core.observe import Call, Listener, asked_dtype, dtypes_of, listen
 from ...core.policy import presets
 from ...core.policy.entries import EVERY_OP, ListEntry
@@ -254,7 +255,7 @@ def verify(
         allow: Kinds of violations that do not raise, see `Report.verify()`.
 
     Returns:
-        The report of the step; `report.never_called` has the entries that no call matched.
+        The report of the step; `report.never_called` has the entries of yours that no call matched, which are logged, too.
 
     Raises:
         ViolationError: Calls did not follow their lists.
@@ -274,7 +275,10 @@ def verify(
                 model_call.check_loss(value, "loss(output)" if loss is not None else "the sum of the model's output")
         if value is not None and value.requires_grad:
             value.backward()
-    return report.verify(allow)
+    report.verify(allow)
+    if report.never_called and should_log():
+        log.warning("hmp.verify():%s", report.never_called_notice.replace("\n", " "))
+    return report
 
 
 def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:

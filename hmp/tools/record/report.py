@@ -228,8 +228,10 @@ class Report(Result):
     @property
     def never_called_notice(self) -> str:
         """Return a line that names the user's entries that no call matched; "" for none."""
-        names = self.never_called
-        return f"\nnotice: entries of your lists that no call matched: {some(names, SHOWN)}" if names else ""
+        names, attention = self.never_called, "scaled_dot_product_attention"
+        is_inside = any(name.partition(" @ ")[0] == "softmax" for name in names) and any(row.op == attention for row in self.rows)
+        inside = f"; the softmax of {attention}, which was called, is part of that op: list it instead" if is_inside else ""
+        return f"\nnotice: entries of your lists that no call matched: {some(names, SHOWN)}{inside}" if names else ""
 
     def diff(self, other: Report) -> list[str]:
         """Return what ran in other dtypes in another report: ops that compute otherwise, that came or went.
