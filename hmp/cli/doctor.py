@@ -145,7 +145,6 @@ def _sentences(found: Mapping[str, Any]) -> Iterator[str]:
                 f"A matrix multiplication in {name} on the CPU takes {times['kernel']:.3g} of float32's time in torch's kernel, and "
                 f"{times['rounded']:.3g} in float32 on rounded inputs. hmp {chosen} (HMP_LOW_KERNELS is {found['low_kernels']['choice']})."
             )
-        yield f"A list with linear alone patches {found['patched']} names of torch's functions."
         if found["converted"]:
             yield "This process is converted (hmp.convert())."
         yield from (f"hmp can't replace a reference: {each}" for each in found["unreachable"])

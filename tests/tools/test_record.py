@@ -412,3 +412,15 @@ def test_a_recomputation_that_ends_early_is_no_exception() -> None:
         checkpoint(lambda x: linear(linear(x)), X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert report.notes == []
     assert all(row.raised == 0 for row in report.rows)
+
+
+def test_assert_dtype_of_an_op_in_one_module() -> None:
+    net, lists = Net(), policy(bf16={"linear"}).move("linear @ blocks.0", "fp32")
+    with hmp.casts(lists, model=net), hmp.record() as report:
+        net(torch.ones(2, 8))
+    report.assert_dtype("linear @ blocks.0", F32)
+    report.assert_dtype("linear @ blocks.1.*", BF16)
+    with pytest.raises(AssertionError, match="did not compute in float32 in 1 calls"):
+        report.assert_dtype("linear @ blocks.*", F32)
+    with pytest.raises(AssertionError, match="expected a call of linear @ head"):
+        report.assert_dtype("linear @ head", F32)

@@ -199,7 +199,8 @@ def hint(scope: str, paths: list[str]) -> str:
     if not paths:
         return "this one holds no others"
     globs = dict.fromkeys((*paths, *(f"*.{path.rpartition('.')[2]}" for path in paths)))
-    near = difflib.get_close_matches(scope, globs, n=1)
+    same = [path for path in paths if path.endswith(f".{scope}")]
+    near = same if len(same) == 1 else difflib.get_close_matches(scope, globs, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
     top = list(dict.fromkeys(path.partition(".")[0] for path in paths))

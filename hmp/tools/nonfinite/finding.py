@@ -44,7 +44,8 @@ class Values(NamedTuple):
         found = f"{self.dtype}{list(self.shape)}"
         odd = [(count, name) for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
         if self.low is None and len(odd) == 1:
-            return f"{found}, all {odd[0][0]} values are {odd[0][1]}"
+            count, name = odd[0]
+            return f"{found}, the value is {name}" if count == 1 else f"{found}, all {count} values are {name}"
         found += ", no value is finite" if self.low is None else f" in [{self.low:.4g}, {self.high:.4g}]"
         return ", ".join([found, *(f"{count} {name}" for count, name in odd)])
 
@@ -100,7 +101,7 @@ class Finding:
             head = f"no op made {self.made}: it was already in {self.source}; first used by {spelled}: {where}"
         given = "; ".join(map(str, self.inputs)) or "none, or only the tensor that it wrote to"
         lines = [head, f"  inputs: {given}", f"  output: {'; '.join(map(str, self.outputs))}"]
-        return "\n".join([*lines, f"  {self.rule}", f"  try: {self.remedy}"])
+        return "\n".join([*lines, f"  {self.rule}", f"  {'note' if _IN_RANGE in self.remedy else 'try'}: {self.remedy}"])
 
 
 def find(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -173,13 +174,14 @@ class Report(Result):
         """Raise unless an op was called, and computed in one dtype every time.
 
         Args:
-            op: The op's name, as lists spell it.
+            op: The op's name, as lists spell it; "linear @ lm_head" for its calls in modules that match.
             dtype: The dtype that it must have computed in.
 
         Raises:
             AssertionError: It was not called, or computed in another dtype; the message says where.
         """
-        rows = [row for row in self.rows if row.op == op and row.compute]
+        name, _, scope = op.partition(" @ ")
+        rows = [row for row in self.rows if row.op == name and row.compute and (not scope or fnmatch.fnmatchcase(row.module, scope))]
         wanted = dtype_name(dtype)
         if not rows:
             called = ", ".join(sorted({row.op for row in self.rows})) or "nothing"
