@@ -7,13 +7,16 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import doc_blocks
 import hmp
+import torch_alone
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ("hmp", "op_lists", "pyproject.toml", "setup.cfg", "docs/package-index.md", "LICENSE")
@@ -66,11 +69,29 @@ def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     assert held == expected, "see [tool.setuptools] in pyproject.toml: a new package is listed under packages"
 
 
+@pytest.fixture(scope="module")
+def sdist(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run([sys.executable, "-c", f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"], copy)
+    (built,) = folder.glob("hmp_torch-*.tar.gz")
+    return built
+
+
 @pytest.mark.slow
-def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, tmp_path: Path) -> None:
-    target = tmp_path / "site"
-    run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel], tmp_path)
-    assert (target / "hmp" / "op_lists" / "habana" / "bf16.txt").is_file()
-    found = json.loads(run([sys.executable, "-c", REPORT], tmp_path, PYTHONPATH=str(target)).splitlines()[-1])
-    assert Path(found["file"]).is_relative_to(target.resolve()), "another hmp was imported"
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_installed_in_a_fresh_environment_it_finds_its_lists_and_runs_the_first_example(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """torch, and setuptools for the build, are those of this environment: where they are installed, no .pth file is read."""
+    fresh, others = tmp_path / "fresh", sysconfig.get_path("purelib")
+    run([sys.executable, "-m", "venv", fresh], tmp_path)
+    python = fresh / "bin" / "python"
+    command = [python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", request.getfixturevalue(kind)]
+    run(command, tmp_path, PYTHONPATH=others)
+    found = json.loads(run([python, "-c", REPORT], tmp_path, PYTHONPATH=others).splitlines()[-1])
+    assert Path(found["file"]).is_relative_to(fresh.resolve()), "another hmp was imported"
     assert found["policies"] == {name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "first.py").write_text(doc_blocks.blocks(readme, "python")[0], encoding="utf-8")
+    run([python, torch_alone.__file__, ",".join(sorted(torch_alone.names())), "first.py"], tmp_path, PYTHONPATH=others)
+    assert (tmp_path / "first.py.printed").read_text() == doc_blocks.blocks(readme, "text")[0]
