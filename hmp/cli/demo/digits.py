@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from textwrap import indent
 
@@ -115,7 +116,10 @@ def demonstrate(*, epochs: int, seed: int, folder: Path) -> int:
             broken.step()
         failures.append("expected the planted Inf to be found, got a step without an error")
     except hmp.NonFiniteError as error:
-        print(indent(str(error), _INSET))
+        here = Path(__file__)  # hmp's own lines are no place in a user's program, but this one is an example of one
+        lines = here.read_text(encoding="utf-8").splitlines()
+        line = next(number for number, text in enumerate(lines, 1) if "self.scale, k" in text)
+        print(indent(str(replace(error.finding, file=here.name, line=line)), _INSET))
 
     print("\n4. What ran in which dtype, and why\n")
     page = folder / "report.html"
