@@ -11,7 +11,7 @@ from ..workloads import models
 from ..workloads.models import Case
 
 # attention models are held to it from this width on
-ATTENTION_TARGET, FROM_WIDTH, NONE_ABOVE = 0.94, 128, 1.00
+ATTENTION_TARGET, FROM_WIDTH, NONE_ABOVE = 1.00, 128, 1.00
 TITLE = "bytes saved for backward, hmp / torch.autocast"
 
 

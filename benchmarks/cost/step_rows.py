@@ -10,7 +10,7 @@ from ..harness.stats import Estimate, mean_ratio
 from .best import TOLERANCE
 from .interleaved import Samples, ratio
 
-TRAINING_TARGET, BEST_TARGET, INFERENCE_TARGET, ONE_TARGET, NONE_ABOVE = 0.95, 0.92, 0.70, 0.60, 1.00
+TRAINING_TARGET, BEST_TARGET, INFERENCE_TARGET, ONE_TARGET, NONE_ABOVE = 1.05, 1.00, 1.05, 1.05, 1.10
 PURE_TRAINING_TARGET, PURE_INFERENCE_TARGET = 1.10, 1.08
 BATCH, ONE = ("no_grad", "inference_mode"), ("no_grad, one", "inference_mode, one")
 Ratios = dict[str, Estimate]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import opening
+from .reasons import reason
 from .stats import Estimate
 
 
@@ -31,6 +32,11 @@ class Row:
     @property
     def verdict(self) -> str:
         return {True: "met", False: "missed", None: "-"}[self.met] + (", within noise" if self.within_noise else "")
+
+    @property
+    def because(self) -> str:
+        """Why it misses its target, after a colon."""
+        return f": {reason(self.what)}" if self.met is False and not self.within_noise and reason(self.what) else ""
 
 
 def at_most(what: str, limit: float, figure: Estimate, result: str, unit: str = "") -> Row:
@@ -117,6 +123,7 @@ def table(rows: list[Row], markdown: bool = False) -> str:
     """Return the targets table as text."""
     cells = [("what", "target", "result", "verdict"), *((r.what, r.target, r.result, r.verdict) for r in rows)]
     if markdown:
+        cells = [cells[0], *((*line[:3], line[3] + r.because) for line, r in zip(cells[1:], rows, strict=True))]
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells]
         return "\n".join([lines[0], "|---|---|---|---|", *lines[1:]])
     widths = [max(len(line[column]) for line in cells) for column in range(3)]
