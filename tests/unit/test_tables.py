@@ -238,3 +238,33 @@ def test_two_rules_with_one_label_are_an_error(second: CastRule) -> None:
         with pytest.raises(hmp.HmpError, match=f"no other rule has, got '{label}' of OTHER"):
             lists.add(lists.ListKind(name="other", title="other", contents="", module=__name__, rule=rule))
     assert "other" not in lists.names()
+
+
+NEW_OP = """
+import torch
+library = torch.library.Library("aten", "FRAGMENT")
+library.define("foo(Tensor self, Tensor mat2) -> Tensor")
+plain = torch.mm
+
+def foo(input, mat2):
+    if input.dtype is not mat2.dtype:
+        raise RuntimeError("expected mat1 and mat2 to have the same dtype")
+    return plain(input, mat2)
+
+library.impl("foo", foo, "CompositeImplicitAutograd")
+torch.foo = torch.ops.aten.foo
+from hmp.core.ops import table
+table._row("foo", table.FOREIGN, table.PRODUCTS, table.SLOW_WITHOUT_INSTRUCTIONS, table.MIXED_RAISES)
+import hmp
+a, b = torch.tensor([[1.001, 2.002], [3.003, 4.004]]), torch.tensor([[1.5, -2.25], [0.375, 1.125]])
+want = plain(a.bfloat16(), b.bfloat16())
+with hmp.convert(policy=hmp.Policy("mine", bf16={"foo"})), hmp.record() as report:
+    assert all(torch.equal(found, want) for found in (torch.foo(a, b), torch.foo(a, mat2=b), torch.foo(a.bfloat16(), b)))
+assert {(row.op, row.rule) for row in report.rows} == {("foo", "bf16")}
+with hmp.convert(policy=hmp.Policy("other", bf16={"linear"})):  # unlisted: the first input's dtype
+    assert torch.equal(torch.foo(a.bfloat16(), b), want) and torch.foo(a, b).dtype is torch.float32
+"""
+
+
+def test_an_op_of_a_new_release_is_one_row_of_the_table() -> None:
+    run_in_another_process(NEW_OP)
