@@ -60,7 +60,7 @@ class HMPCallback(TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        policy: Policy | str | Path | Mapping[str, Any] = DEFAULT,
+        policy: Policy | str | Path | Mapping[str, Any] = "autocast",
         *,
         verbose: bool = False,
         verify: bool = False,

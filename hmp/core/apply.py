@@ -34,7 +34,7 @@ _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 @untraced
 def apply(
     model: M,
-    policy: Policy | str | Path = DEFAULT,
+    policy: Policy | str | Path = "autocast",
     *,
     dtype: torch.dtype | str | None = None,
     outputs: torch.dtype | str | None = None,

@@ -259,7 +259,7 @@ def is_in_place() -> bool:
 
 
 def casts(
-    policy: Policy | str | Path | Callable[..., Any] = DEFAULT,
+    policy: Policy | str | Path | Callable[..., Any] = "autocast",
     *,
     dtype: torch.dtype | str | None = None,
     model: torch.nn.Module | None = None,

@@ -17,7 +17,7 @@ from ..core.policy.policy import Policy
 from .formatting import NOTHING, size
 from .model_call import call, check_module, chosen_policy, policy_context
 from .model_state import preserve_state
-from .pages.page import Cell, Page, Result, Section, Table, nbytes, number
+from .pages.page import Cell, Page, Result, Section, Table, Text, nbytes, number
 from .record.recorder import record
 from .saved_activations import SavedActivations
 
@@ -83,15 +83,13 @@ class Summary(Result):
             kept = nbytes(layer.saved_bytes - layer.weight_bytes), nbytes(layer.weight_bytes)
             rows.append([Cell(called), Cell(shapes), parameters, Cell(", ".join(layer.computes)), *kept])
         activations, weights = (size(each, none="0 B") for each in (self.saved_bytes - self.weight_bytes, self.weight_bytes))
-        under = (
-            f"kept for backward under policy {self.policy!r}: {activations} of activations, {weights} of copies of weights"
-            if self.policy
-            else "without a batch, dtypes and what is kept for backward are not known"
-        )
+        kept_in_all = f"Kept for backward: {activations} of activations, {weights} of copies of weights"
+        unknown = "Without a batch, dtypes and what is kept for backward are not known"
         columns = ("layer", "output", ">parameters", "computes in", ">activations kept", ">weight copies kept")
         return Page(
             title="hmp summary",
-            verdict=f"{self.parameters:,} parameters; {under}",
+            verdict=f"{self.parameters:,} parameters" + (f", policy {self.policy!r}" if self.policy else ""),
+            opening=[Text(kept_in_all if self.policy else unknown)],
             sections=[Section("layers", "Layers", "", [Table(columns, rows, most=len(rows))])],
         )
 

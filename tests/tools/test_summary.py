@@ -143,7 +143,7 @@ def test_a_policy_changes_what_layers_compute_in(net: Net) -> None:
 def test_without_a_batch_there_are_parameters_alone(net: Net) -> None:
     found = hmp.summary(net)
     assert found.saved_bytes == 0 and not any(layer.computes for layer in found.layers)
-    assert "without a batch" in str(found)
+    assert "Without a batch" in str(found)
 
 
 def test_the_table_has_each_layer_and_the_sum(net: Net) -> None:

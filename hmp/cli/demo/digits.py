@@ -116,7 +116,7 @@ def demonstrate(*, epochs: int, seed: int, folder: Path) -> int:
             broken.step()
         failures.append("expected the planted Inf to be found, got a step without an error")
     except hmp.NonFiniteError as error:
-        here = Path(__file__)  # hmp's own lines are no place in a user's program, but this one is an example of one
+        here = Path(__file__)  # findings leave hmp's own lines out
         lines = here.read_text(encoding="utf-8").splitlines()
         line = next(number for number, text in enumerate(lines, 1) if "self.scale, k" in text)
         print(indent(str(replace(error.finding, file=here.name, line=line)), _INSET))
