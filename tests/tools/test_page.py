@@ -56,6 +56,10 @@ PAGES = {
         BOTH, (),
         ("mine and other against float32", "0.5 under other", "Under other the error", "By op under other", "odd 3 0.25", "0.012 "),
     ),
+    "captures": (
+        page_kit.captures(), (),
+        ("layers.0.a (Linear): by 0.002", "0.05", "policy 'habana'", "A note.", f"layers.0.{page_kit.NASTY}", "shapes [2] and [3]"),
+    ),
     "tuning": (
         TUNED, ("0.62", "2 of 9 units", "0.10% worse", "0.11% worse"),
         (TUNED.policy.fingerprint, "0.62 of float32's", "33.1 ms", "5.0 MiB", "2.002", "0.909",
@@ -103,6 +107,7 @@ def test_names_are_text_and_never_html() -> None:
     for html in (
         html_of(report),
         page_of("comparison"),
+        page_of("captures"),
         html_of(tune_result_kit.nasty(nasty)),
         report._repr_html_(),
         rule._repr_html_(),
