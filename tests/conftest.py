@@ -176,6 +176,12 @@ def _left_in() -> object:
 
 
 @pytest.fixture
+def process_group() -> None:
+    """torch.distributed with this process alone; it ends with the test, as a group does that the test itself began."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+@pytest.fixture
 def unpatched() -> Iterator[None]:
     """torch is not patched when the test begins, and nothing that hmp noted while it was is left when it ends."""
     hmp.revert()

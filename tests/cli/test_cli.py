@@ -156,16 +156,6 @@ def test_a_policy_is_captured_with_it_and_every_rank_writes_its_own(tmp_path: Pa
         assert {call.step for call in calls} == {0}
 
 
-@pytest.fixture
-def captures() -> None:
-    """trainer.capture and server.capture in the current folder: the same layer, whose name and second row differ."""
-    layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
-    for name, key, scale in (("trainer", "dense", 1.0), ("server", "fc", 2.0)):
-        x[1] *= scale
-        with hmp.capture(f"{name}.capture", model := torch.nn.ModuleDict({key: layer})):
-            model[key](x)
-
-
 def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture[str]) -> None:
     named = ["diff", "trainer.capture", "server.capture", "--map", "dense=fc"]
     assert main([*named, "--json", "out.json", "--html", "out.html"]) == 1

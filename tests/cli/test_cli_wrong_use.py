@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import hmp
 from command_kit import RECIPE
@@ -53,7 +52,7 @@ WRONG = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, captures: None) -> Path:
     """A script, recipes, lists of one's own, and captures of the same layer under two names."""
     recipes = {"recipe": RECIPE, "none": RECIPE.replace("def loss", "def lost"), "vector": RECIPE.replace(".mean()", "")}
     for name, text in {**recipes, "x": "print('ran')\n"}.items():
@@ -61,10 +60,6 @@ def folder(tmp_path: Path) -> Path:
     hmp.Policy(bf16={"linear"}).save("mine")
     hmp.Policy(bf16={"linear @ head"}).save("scoped")
     Path("folder.json").mkdir()
-    layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4)
-    for name, key in (("trainer", "dense"), ("server", "fc")):
-        with hmp.capture(f"{name}.capture", model := torch.nn.ModuleDict({key: layer})):
-            model[key](x)
     return tmp_path
 
 

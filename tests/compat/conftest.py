@@ -18,6 +18,12 @@ def hpu_on_cpu() -> Iterator[Any]:
 
 
 @pytest.fixture
+def no_lists_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOWER_LIST", "FP32_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def accelerates_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """None, and none is left: earlier releases of transformers write it into the environment."""
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")

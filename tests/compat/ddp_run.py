@@ -41,12 +41,6 @@ class Net(nn.Sequential):
         return x
 
 
-def loader() -> DataLoader[Any]:
-    """Every rank takes every second sample, four at a time: together they take the batches of one process."""
-    dataset = batches().dataset
-    return DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, shuffle=False))
-
-
 class Model(pl.LightningModule):
     """At the top of a module, where spawned processes find it."""
 
@@ -63,11 +57,14 @@ class Model(pl.LightningModule):
         return sgd(self.net.parameters())
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return loader()
+        """Every rank takes every second sample, four at a time: together they take the batches of one process."""
+        dataset = batches().dataset
+        return DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, shuffle=False))
 
     def on_train_end(self) -> None:
         # here and not after fit(): spawned processes end with it
-        write(self.net, self.losses, self.global_rank)
+        found = {"weights": self.net.state_dict(), "losses": self.losses, "dtypes": sorted(map(str, self.net.dtypes))}
+        torch.save(found | {"process": os.getpid()}, Path(sys.argv[2]) / f"{self.global_rank}.pt")
         if multiprocessing.parent_process() is not None:
             atexit.register(leave)  # once Lightning has sent the results home, of which its launcher misses what an error keeps back
 
@@ -90,11 +87,6 @@ def leave() -> NoReturn:
     backward() put into the thread's state (ProcessGroupGloo's destructor in torch 2.13, with hmp or without it).
     """
     os._exit(0)
-
-
-def write(network: Net, losses: list[float], rank: int) -> None:
-    found = {"weights": network.state_dict(), "losses": losses, "dtypes": sorted(map(str, network.dtypes)), "process": os.getpid()}
-    torch.save(found, Path(sys.argv[2]) / f"{rank}.pt")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -65,10 +64,6 @@ POLICIES = [None, "habana", "habana-o2"]
 INDEX = torch.tensor([2, 0, 3, 1])
 
 
-def under(policy: str | None) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if policy is None else hmp.convert(policy=policy)
-
-
 def results(form: Form, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """What a form returns, and the gradient."""
     torch.manual_seed(0)
@@ -97,7 +92,7 @@ def test_without_a_device_map_torchs_own_error_stays() -> None:
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
 @pytest.mark.parametrize("policy", POLICIES)
 def test_under_a_device_map_int32_is_int64_by_hand(policy: str | None) -> None:
-    with under(policy):
+    with contextlib.nullcontext() if policy is None else hmp.convert(policy=policy):
         wanted = {op: results(FORMS[op], INDEX) for op in IN_FORCE}
         with habana.install("cpu"):
             for op in IN_FORCE:

@@ -42,8 +42,7 @@ def test_accelerate(lists, order):
 
 
 @ORDERS
-def test_fsdp2_in_a_region(lists, order):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def test_fsdp2_in_a_region(lists, order, process_group):
     model, plain = Head(), Head()
     plain.load_state_dict(model.state_dict())
     mesh = dist.device_mesh.init_device_mesh("cpu", (1,))

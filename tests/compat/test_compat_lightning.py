@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,11 @@ from torch.nn import functional as F
 
 import hmp
 from command_kit import ROOT, python
-from lightning_kit import FABRICS, HOMES, Steps, both_homes, fit, hmp_precision, module, plugin, quiet, trainer
+from lightning_kit import FABRICS, HOMES, Steps, both_fabrics, both_homes, fit, hmp_precision, module, plugin, quiet, trainer
 from oracle import tensors
 from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
-pytestmark = quiet
+pytestmark = [quiet, pytest.mark.usefixtures("no_lists_in_the_environment")]
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
@@ -54,39 +53,20 @@ def test_one_plugin_serves_trainers_of_both_packages():
     assert all(isinstance(shared, home.plugins.Precision) for home in map(HOMES.__getitem__, HOMES))
 
 
-def write(folder: Path, **lists: str) -> dict[str, str]:
-    for name, ops in lists.items():
-        (folder / name).write_text(ops)
-    return {name: str(folder / name) for name in lists}
-
-
-@pytest.fixture(autouse=True)
-def no_lists_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOWER_LIST", "FP32_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def test_an_argument_wins_over_the_environment_and_without_either_it_is_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     autocast = hmp.Policy.load("autocast")
     assert hmp_precision()().policy == autocast and hmp_precision()().policy.name == autocast.name
-    monkeypatch.setenv("LOWER_LIST", write(tmp_path, low="softmax\n")["low"])
+    (tmp_path / "low").write_text("softmax\n")
+    monkeypatch.setenv("LOWER_LIST", str(tmp_path / "low"))
     assert hmp_precision()().policy.bf16 == {"softmax"}
     assert plugin("bert").policy == hmp.Policy.load("bert")
     assert plugin(hmp.Policy(bf16={"mm"})).policy.bf16 == {"mm"}
 
 
-def both_fabrics(test: Callable[..., Any]) -> Any:
-    first, *others = FABRICS
-    return pytest.mark.parametrize("home", [first, *(pytest.param(home, marks=pytest.mark.nightly) for home in others)])(test)
-
-
-def fabric(home: str, *plugins: Any, **kwargs: Any) -> Any:
-    return FABRICS[home].Fabric(accelerator="cpu", devices=1, plugins=list(plugins), **kwargs)
-
-
-def train(run: Any) -> tuple[list[float], nn.Module]:
-    """The losses and the network after two epochs under that Fabric, with clipped gradients."""
-    network = net()
+@both_fabrics
+def test_habanas_policy_trains_in_fabric_as_explicit_casts_do(home: str):
+    """Two epochs, with clipped gradients."""
+    run, network = FABRICS[home].Fabric(accelerator="cpu", devices=1, plugins=[plugin()]), net()
     model, optimizer = run.setup(network, sgd(network.parameters()))
     losses = []
     for _ in range(2):
@@ -97,12 +77,6 @@ def train(run: Any) -> tuple[list[float], nn.Module]:
             run.clip_gradients(model, optimizer, max_norm=0.01)
             optimizer.step()
             optimizer.zero_grad()
-    return losses, network
-
-
-@both_fabrics
-def test_habanas_policy_trains_in_fabric_as_explicit_casts_do(home: str):
-    losses, network = train(fabric(home, plugin()))
     wanted, by_hand = train_by_hand(CLIPS["norm"])
     assert losses == wanted
     assert_same_weights(network, by_hand)
@@ -220,18 +194,18 @@ def test_methods_that_are_named_replace_the_steps(home: str):
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
 
 
-def saved(home: str, folder: Path, *plugins: Any, epochs: int = 1, **kwargs: Any) -> tuple[Path, Any]:
-    """A checkpoint after that many epochs, and the model that it is of."""
+def saved(home: str, folder: Path, *plugins: Any) -> tuple[Path, Any]:
+    """A checkpoint after one epoch, and the model that it is of."""
     model = module(home)
-    run = trainer(home, *plugins, max_epochs=epochs, default_root_dir=folder, **kwargs)
+    run = trainer(home, *plugins, max_epochs=1, default_root_dir=folder)
     run.fit(model, batches())
     run.save_checkpoint(folder / "last.ckpt")
     return folder / "last.ckpt", model
 
 
-def resumed(home: str, checkpoint: Path, *plugins: Any, **kwargs: Any) -> Any:
+def resumed(home: str, checkpoint: Path, *plugins: Any) -> Any:
     model = module(home)
-    trainer(home, *plugins, default_root_dir=checkpoint.parent, **kwargs).fit(model, batches(), ckpt_path=str(checkpoint))
+    trainer(home, *plugins, default_root_dir=checkpoint.parent).fit(model, batches(), ckpt_path=str(checkpoint))
     return model
 
 
@@ -266,40 +240,19 @@ def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path
         resumed(home, path, plugin())
 
 
-TOLD = {"Limit", "InUse", "MaxInUse"}
-
-
-def logger(home: str, folder: Path) -> Any:
-    return HOMES[home].loggers.CSVLogger(folder, name="", version="")
-
-
-def logged(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open() as file:
-        return [row for row in csv.DictReader(file) if row.get("DeviceStats/InUse")]
-
-
 @both_homes
 def test_it_logs_what_the_device_says(home: str, tmp_path: Path):
     from hmp.compat.lightning import DeviceStats
 
-    run = trainer(home, plugin(), callbacks=[DeviceStats()], logger=logger(home, tmp_path), log_every_n_steps=3)
-    run.fit(module(home), batches())
-    rows = logged(tmp_path)
+    logger = HOMES[home].loggers.CSVLogger(tmp_path, name="", version="")
+    fit(home, plugin(), callbacks=[DeviceStats()], logger=logger, log_every_n_steps=3)
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row.get("DeviceStats/InUse")]
     assert [row["step"] for row in rows] == ["3", "6"], "8 batches, every third one, counted over epochs"
     said = {name.removeprefix("DeviceStats/"): float(value) for name, value in rows[-1].items() if name.startswith("DeviceStats/")}
-    assert said.keys() == TOLD, "what a CPU does not say is not logged"
+    assert said.keys() == {"Limit", "InUse", "MaxInUse"}, "what a CPU does not say is not logged"
     now = hmp.memory.memory_stats("cpu")
     assert said["Limit"] == now["Limit"] and 0 < said["InUse"] <= said["MaxInUse"]
-
-
-def run(strategy: str, folder: Path) -> list[dict]:
-    """What the two processes wrote."""
-    done = python(Path(__file__).with_name("ddp_run.py"), strategy, folder, cwd=folder, before=ROOT / "tests" / "support")
-    assert done.returncode == 0, done.stderr[-6000:]
-    assert sorted(path.name for path in folder.glob("*.pt")) == ["0.pt", "1.pt"]
-    found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
-    assert found[0]["process"] != found[1]["process"]
-    return found
 
 
 def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -313,7 +266,10 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("ddp_spawn", marks=pytest.mark.nightly)])
 def test_two_processes_train_as_one(strategy: str, tmp_path: Path):
-    one, other = run(strategy, tmp_path)
+    done = python(Path(__file__).with_name("ddp_run.py"), strategy, tmp_path, cwd=tmp_path, before=ROOT / "tests" / "support")
+    assert done.returncode == 0, done.stderr[-6000:]
+    one, other = (torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("*.pt")))
+    assert one["process"] != other["process"]
     # every process converts: linear and tanh in bfloat16, softmax in float32
     assert one["dtypes"] == other["dtypes"] == ["torch.bfloat16", "torch.float32"]
     assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())

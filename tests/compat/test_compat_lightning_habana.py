@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import hmp
+import lightning_kit
 from hmp.compat import habana
-from lightning_kit import HOMES, Steps, both_homes, fit, module, quiet
-from training_by_hand import assert_same_weights, batches, train_by_hand
+from lightning_kit import HOMES, both_homes, fit, quiet
+from training_by_hand import assert_same_weights, train_by_hand
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -41,9 +42,7 @@ trainers = [
 
 
 @pytest.fixture(autouse=True)
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("LOWER_LIST", "FP32_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST"):
-        monkeypatch.delenv(name, raising=False)
+def on_cpu(no_lists_in_the_environment: None) -> Iterator[None]:
     with habana.install("hpu=cpu"):
         yield
 
@@ -54,14 +53,11 @@ def its() -> Any:
 
 
 def trainer(home: str, **kwargs: Any) -> Any:
-    quiet_ones = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return HOMES[home].Trainer(**{"accelerator": its().HPUAccelerator(), "devices": 1, "max_epochs": 2, **quiet_ones, **kwargs})
+    return lightning_kit.trainer(home, **{"accelerator": its().HPUAccelerator(), **kwargs})
 
 
-def trained(home: str, body: type[Steps] = Steps, **kwargs: Any) -> Any:
-    model = module(home, body)
-    trainer(home, **kwargs).fit(model, batches())
-    return model
+def trained(home: str, **kwargs: Any) -> Any:
+    return fit(home, **{"accelerator": its().HPUAccelerator(), **kwargs})
 
 
 @both_homes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_kit import error_without
+from command_kit import error_without, install
 from hmp.compat.lightning_packages import PACKAGES as HOMES
 from hmp.compat.lightning_packages import installed, preferred
 from process_kit import to_install
@@ -17,17 +17,6 @@ from process_kit import to_install
 if importlib.util.find_spec("lightning") is None:
     pytest.skip("Lightning is not installed", allow_module_level=True)
 PACKAGES = ("lightning", "pytorch_lightning")
-
-
-def as_if(folder: Path, monkeypatch: pytest.MonkeyPatch, **releases: str | None) -> None:
-    """What is installed says that it is these releases; a package that is None is hidden."""
-    for package, version in releases.items():
-        if version is None:
-            monkeypatch.setitem(sys.modules, package, None)
-            continue
-        (folder / f"{package}-{version}.dist-info").mkdir()
-        (folder / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(folder)
 
 
 def test_without_either_the_error_names_the_command_that_installs_it():
@@ -41,7 +30,8 @@ def test_without_either_the_error_names_the_command_that_installs_it():
 
 
 def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    as_if(tmp_path, monkeypatch, lightning=None, pytorch_lightning="1.5.10")
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    install(tmp_path, monkeypatch, "pytorch_lightning", "1.5.10")
     with pytest.raises(ImportError) as error:
         installed("hmp.compat.lightning")
     assert str(error.value) == (

@@ -23,13 +23,6 @@ def imported() -> list[str]:
     return sorted(name for name in sys.modules if name.split(".")[0] == "optimum")
 
 
-def packages(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    monkeypatch.syspath_prepend(folder)
-
-
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     assert imported() == []
@@ -71,11 +64,11 @@ def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
 def test_one_that_does_not_import_gives_way_and_that_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = {
-        "optimum/habana/__init__.py": "from .part import GaudiTrainer\nfrom transformers import not_there\n",
-        "optimum/habana/part.py": "GaudiTrainer = 'real'\n",
-    }
-    packages(tmp_path, files, monkeypatch)
+    package = tmp_path / "optimum" / "habana"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from .part import GaudiTrainer\nfrom transformers import not_there\n")
+    (package / "part.py").write_text("GaudiTrainer = 'real'\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with habana.install("cpu"), caplog.at_level(logging.WARNING, "hmp"):
         from optimum.habana import GaudiTrainer
         from optimum.habana.utils import set_seed

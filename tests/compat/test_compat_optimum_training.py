@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 import hmp
 from hmp.compat.habana.optimizers import FusedAdamW
@@ -20,18 +20,11 @@ BF16, F32 = torch.bfloat16, torch.float32
 pytestmark = pytest.mark.usefixtures("hpu_on_cpu", "accelerates_precision")
 
 
-def gaudi(folder: Path, config: dict[str, Any], *callbacks: TrainerCallback, of: Any = None, kind: Any = None, **more: Any) -> Any:
+def gaudi(folder: Path, config: dict[str, Any], **more: Any) -> Any:
     from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
 
     arguments = GaudiTrainingArguments(str(folder), use_habana=True, use_lazy_mode=True, **settings(**more))
-    return (kind or GaudiTrainer)(
-        model=of or model(),
-        gaudi_config=GaudiConfig(**config),
-        args=arguments,
-        train_dataset=examples(),
-        eval_dataset=examples(),
-        callbacks=list(callbacks),
-    )
+    return GaudiTrainer(model(), GaudiConfig(**config), args=arguments, train_dataset=examples(), eval_dataset=examples())
 
 
 def plain(folder: Path, *, of: Any = None, **more: Any) -> Trainer:

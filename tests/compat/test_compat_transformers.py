@@ -22,16 +22,9 @@ BF16, F32 = torch.bfloat16, torch.float32
 pytestmark = pytest.mark.usefixtures("accelerates_precision")
 
 
-def trainer(folder: Path, *callbacks: TrainerCallback, of: Any = None, **arguments: Any) -> Trainer:
+def trainer(folder: Path, *callbacks: TrainerCallback, **arguments: Any) -> Trainer:
     made = TrainingArguments(str(folder), **ON_CPU, **settings(**arguments))
-    return Trainer(of or model(), made, train_dataset=examples(), eval_dataset=examples(), callbacks=list(callbacks))
-
-
-def dtypes_of(model: torch.nn.Module) -> list[torch.dtype]:
-    """Where the dtypes of a linear layer's results are noted from now on."""
-    seen: list[torch.dtype] = []
-    model.bert.encoder.layer[0].attention.self.query.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
-    return seen
+    return Trainer(model(), made, train_dataset=examples(), eval_dataset=examples(), callbacks=list(callbacks))
 
 
 @pytest.mark.native_kernels
@@ -55,8 +48,9 @@ def test_every_way_of_calling_the_model_is_cast_and_gives_float32_and_what_runs_
     enabled: list[bool] = []
     outside: list[torch.dtype] = []
     made = trainer(tmp_path, HMPCallback(), type("Step", (TrainerCallback,), {"on_pre_optimizer_step": step})())
-    seen = dtypes_of(made.model)
+    seen: list[torch.dtype] = []
     logits: list[torch.dtype] = []
+    made.model.bert.encoder.layer[0].attention.self.query.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     made.model.register_forward_hook(lambda module, args, out: logits.append(out.logits.dtype))
     for call in (made.train, made.evaluate, lambda: made.predict(examples())):
         seen.clear()

@@ -63,11 +63,6 @@ def _linear_on(device: str) -> torch.nn.Module:
     return model
 
 
-def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, computes_in_bfloat16: bool) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or computes_in_bfloat16)
-
-
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("natively", [True, False])
 def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
@@ -75,7 +70,8 @@ def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
 ) -> None:
     """On a machine with CUDA: a model on the CPU has the CPU's lists, and float16 is for cards without bfloat16 alone."""
     given = _linear_on(device)  # first: a torch made for CUDA would start CUDA
-    _pretend_cuda(monkeypatch, natively)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or natively)
     low = torch.bfloat16 if natively or device == "cpu" else torch.float16
     lists = hmp.Policy.load(f"torch-{device}").replace(dtype=low)
     with caplog.at_level(logging.INFO, logger="hmp"):

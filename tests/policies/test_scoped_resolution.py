@@ -6,7 +6,7 @@ Trainers and libraries put a name of their own into the path.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -161,13 +161,6 @@ LOW, WIDE = torch.bfloat16, torch.float32
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's wrappers
 
 
-@pytest.fixture
-def _one_process(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
 def compiled(module: torch.nn.Module) -> torch.nn.Module:
     return torch.compile(module, backend="eager")
 
@@ -222,7 +215,7 @@ WRAPPERS: dict[str, Callable[[Net], torch.nn.Module]] = {
         ("PEFT", "encoder.0", "wrapped first"),
     ],
 )
-@pytest.mark.usefixtures("_one_process", "fresh_compiler")
+@pytest.mark.usefixtures("process_group", "fresh_compiler")
 def test_a_scope_names_modules_as_the_model_itself_does(name: str, scope: str, order: str) -> None:
     model: torch.nn.Module = Net()
     blocks = [*model.encoder, *model.decoder]

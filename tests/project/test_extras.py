@@ -10,26 +10,9 @@ from pathlib import Path
 import pytest
 
 import hmp
+from command_kit import install
 from hmp.cli import main
-from process_kit import to_install
-
-ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
-
-
-def oldest(extra: str, package: str) -> str:
-    """The release that the extra asks for, in pyproject.toml."""
-    (listed,) = re.findall(rf"^{extra} = \[(.*?)\]", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    (found,) = re.findall(rf'"{package}>=(.*?)"', listed)
-    return str(found)
-
-
-def install(folder: Path, patch: pytest.MonkeyPatch, package: str, release: str) -> None:
-    """Puts the name and number of a release where an installer would, before the one that there is."""
-    info = folder / f"{package.replace('-', '_')}-{release}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
-    patch.syspath_prepend(folder)
-
+from process_kit import ROOT, to_install
 
 COMMANDS = [
     *(("demo", package, "hmp demo needs", "demo") for package in ("sklearn", "numpy")),
@@ -62,6 +45,7 @@ def test_a_command_asks_for_its_extra_before_the_work(
     else:
         distribution = "scikit-learn" if package == "sklearn" else package
         install(tmp_path, monkeypatch, distribution, TOO_OLD[package])
-        said = f"{who} {package} {oldest(extra, distribution)} or later, and {TOO_OLD[package]} is installed: {to_install(extra)}\n"
+        oldest, *_ = re.findall(rf'"{distribution}>=(.*?)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        said = f"{who} {package} {oldest} or later, and {TOO_OLD[package]} is installed: {to_install(extra)}\n"
     assert main(command.split()) == 2
     assert capsys.readouterr().err == said

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hmp
 from dispatch_kit import Trace
+from fp8_oracle import function
 from torch_has import TORCH
 
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -27,10 +28,6 @@ def t(*shape: int, dtype: torch.dtype = F32, **kwargs: Any) -> torch.Tensor:
 
 def rounded(tensor: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     return tensor.to(low).float()
-
-
-def function(op: str) -> Any:
-    return torch.nn.functional.linear if op == "linear" else getattr(torch, op)
 
 
 def found(op: str, *args: Any, low: torch.dtype = BF16, **kwargs: Any) -> torch.Tensor:

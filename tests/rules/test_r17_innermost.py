@@ -16,7 +16,7 @@ from torch.nn.parallel import DataParallel
 
 import hmp
 from autocast_kit import BF16, F16, F32, HERE, OFF, real_state
-from innermost_kit import FULL, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
+from innermost_kit import FULL, Head, OwnRegion, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
 from trap_kit import policy
 
 
@@ -44,17 +44,12 @@ def test_r17_the_same_policy_inside_a_region_comes_into_force_again():
 
 
 def test_r17_scoped_lines_do_not_take_the_last_word_from_the_models_own_region(lists):
-    class Own(Head):
-        def forward(self, x):
-            with autocast():
-                return super().forward(x)
-
     class Decorated(Head):
         @autocast()
         def forward(self, x):
             return super().forward(x)
 
-    for model in (Own(), Decorated()):
+    for model in (OwnRegion(), Decorated()):
         hmp.apply(model, lists)
         assert model(X).dtype is BF16
         with autocast(F16):

@@ -52,6 +52,14 @@ def two_ranks(*arguments: object, cwd: Path, **env: str) -> subprocess.Completed
     return done
 
 
+def install(folder: Path, patch: pytest.MonkeyPatch, package: str, release: str) -> None:
+    """Puts the name and number of a release where an installer would, before the one that there is."""
+    info = folder / f"{package.replace('-', '_')}-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+    patch.syspath_prepend(folder)
+
+
 def error_without(module: str, *packages: str) -> str:
     """What an import of this module of hmp's says where these packages are not installed."""
     with pytest.MonkeyPatch.context() as patch:

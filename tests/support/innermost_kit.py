@@ -46,6 +46,14 @@ class Head(nn.Module):
         return self.lm_head(self.body(x))
 
 
+class OwnRegion(Head):
+    """One whose own code opens a region of torch.autocast."""
+
+    def forward(self, x):
+        with autocast():
+            return super().forward(x)
+
+
 def write_lists(folder: Path) -> Path:
     """The folder, which holds lists for `Head`."""
     (folder / "bf16.txt").write_text("linear\n")

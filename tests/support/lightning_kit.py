@@ -38,11 +38,13 @@ HOMES = _Packages("lightning.pytorch", "pytorch_lightning")
 FABRICS = _Packages("lightning.fabric", "lightning_fabric")
 
 
-def both_homes(test: Callable[..., Any]) -> Any:
-    """The test with `lightning.pytorch`, and nightly with `pytorch_lightning`, which is the same code."""
-    first, *others = HOMES
-    return pytest.mark.parametrize("home", [first, *(pytest.param(home, marks=pytest.mark.nightly) for home in others)])(test)
+def _both(packages: _Packages) -> pytest.MarkDecorator:
+    """The test with lightning's own package, and nightly with the other, which is the same code."""
+    first, *others = packages
+    return pytest.mark.parametrize("home", [first, *(pytest.param(home, marks=pytest.mark.nightly) for home in others)])
 
+
+both_homes, both_fabrics = _both(HOMES), _both(FABRICS)
 
 quiet = pytest.mark.filterwarnings(
     "ignore::UserWarning:(lightning|pytorch_lightning)", "ignore::FutureWarning", "ignore::DeprecationWarning"
@@ -98,13 +100,14 @@ def module(home: str, body: type[Steps] = Steps, **kwargs: Any) -> Any:
 def trainer(home: str, *plugins: Any, **kwargs: Any) -> Any:
     """A Trainer on the CPU that writes and prints nothing unless it is told to."""
     quiet_ones = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return HOMES[home].Trainer(accelerator="cpu", devices=1, plugins=list(plugins), **{"max_epochs": 2, **quiet_ones, **kwargs})
+    usual = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "plugins": list(plugins), **quiet_ones}
+    return HOMES[home].Trainer(**usual | kwargs)
 
 
-def fit(home: str, *plugins: Any, model: Any = None, size: int = 8, **kwargs: Any) -> Any:
+def fit(home: str, *plugins: Any, model: Any = None, **kwargs: Any) -> Any:
     """The model after Trainer.fit; without plugins, and without precision=, in float32."""
     model = module(home) if model is None else model
-    trainer(home, *plugins, **kwargs).fit(model, batches(size))
+    trainer(home, *plugins, **kwargs).fit(model, batches())
     return model
 
 

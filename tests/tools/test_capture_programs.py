@@ -38,8 +38,7 @@ def modules(path: Path) -> list[str]:
     return [call.module for call in hmp.types.Capture.load(path).calls]
 
 
-def test_what_is_wrapped_around_a_model_is_no_part_of_its_names(tmp_path: Path) -> None:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+def test_what_is_wrapped_around_a_model_is_no_part_of_its_names(tmp_path: Path, process_group: None) -> None:
     inner = net()
     inner[1] = checkpoint_wrapper(inner[1])
     for model in (nn.DataParallel(inner), nn.parallel.DistributedDataParallel(inner)):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from innermost_kit import Head, autocast, write_lists
+from innermost_kit import Head, OwnRegion, autocast, write_lists
 from trap_kit import policy
 
 LISTS = policy(bf16={"linear", "mm", "mul", "linalg.inv", "gru.autocast", "add"}, fp32={"softmax", "bmm", "embedding", "layer_norm"})
@@ -94,13 +94,8 @@ def test_each_kind_says_what_ran_where_and_who_had_the_last_word():
 
 
 def test_the_line_has_its_file_and_number_and_the_module_its_path(tmp_path):
-    class Own(Head):
-        def forward(self, x):
-            with autocast():
-                return super().forward(x)
-
     with hmp.record() as report:
-        hmp.apply(Own(), write_lists(tmp_path))(torch.randn(2, 3))
+        hmp.apply(OwnRegion(), write_lists(tmp_path))(torch.randn(2, 3))
     (found,) = report.violations()
     assert found.source == f"linear @ lm_head ({tmp_path / 'fp32.txt'}:1)"
     assert (found.module, found.wanted, found.got) == ("lm_head", "float32", "bfloat16")
@@ -218,8 +213,8 @@ def sharded(module: nn.Module) -> nn.Module:
     ],
     ids=["input", "through an unlisted op", "FSDP2"],
 )
+@pytest.mark.usefixtures("process_group")
 def test_a_float32_line_whose_input_was_rounded_before_is_told(build: Callable[[], nn.Module], given: torch.Tensor, says: str) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = build()
     (found,) = violations(lambda: model(given), FIRST)
     assert found.op in ("softmax", "layer_norm") and says in found.by

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 import textwrap
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch
 from torch import nn
 
 import hmp
+from command_kit import python
 from innermost_kit import BF16, F32, Head, X
 from process_kit import ROOT, run_in_another_process
 
@@ -81,7 +80,7 @@ def test_a_file_has_no_policy_and_says_so_once(tmp_path):
         for _ in range(2):
             print(torch.load(sys.argv[1], weights_only=False)(torch.ones(1, 3)).dtype)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(loading), file], capture_output=True, text=True, check=True)
+    done = python("-c", textwrap.dedent(loading), file, cwd=tmp_path)
     assert done.stdout.split() == ["torch.float32"] * 2
     assert done.stderr.count("the policy 'mine' was applied to this model when it was saved, but the file does not contain it") == 1
     run_in_another_process("torch.load(sys.argv[1], weights_only=False)", file, with_hmp=False)
@@ -115,6 +114,5 @@ if __name__ == "__main__":
 def test_spawned_processes_run_under_the_policy(tmp_path: Path):
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
-    path = f"{ROOT}:{ROOT / 'tests' / 'support'}"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"PYTHONPATH": path}, timeout=300)
+    done = python(script, cwd=tmp_path, before=ROOT / "tests" / "support")
     assert done.stdout.splitlines() == ["torch.bfloat16 torch.float32", "True True"], done.stderr

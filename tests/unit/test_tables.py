@@ -17,7 +17,7 @@ import torch
 
 import hmp
 import list_kit
-from command_kit import error_without
+from command_kit import error_without, install
 from hmp.core import lists, torch_private
 from hmp.core.ops import sites
 from hmp.core.policy import presets
@@ -162,10 +162,7 @@ def test_a_module_names_what_it_needs(
     module, package, release, who, extra, is_there, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_there:
-        info = tmp_path / f"{package}-{release}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
-        monkeypatch.syspath_prepend(tmp_path)
+        install(tmp_path, monkeypatch, package, release)
         said = f"{who} {package} {EXTRAS[extra][package]} or later, and {release} is installed: {to_install(extra)}"
     else:
         said = f"{who} {package}, not installed here: {to_install(extra)}"
