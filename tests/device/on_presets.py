@@ -16,47 +16,40 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import devices_here
 import hmp
 from device_kit import BF16, DEVICE, F16, F32, all_same, preset, synchronize, tensor
 
 
-class Attention(torch.nn.Module):
+class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+        self.norm, self.qkv, self.out = nn.LayerNorm(32), nn.Linear(32, 96), nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (each[:, None] for each in self.qkv(self.norm(x)).chunk(3, -1))
         return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
 
 
-def _mlp() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
-
-
-def _conv() -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(16, 16, 3),
-        torch.nn.GroupNorm(4, 16), torch.nn.SiLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 8),
+def _conv() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3),
+        nn.GroupNorm(4, 16), nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 8),
     )  # fmt: skip
 
 
-def _encoder() -> torch.nn.Module:
-    return torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
-
-
 SEQUENCES, IMAGES = (4, 16, 32), (2, 3, 16, 16)
-MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
-    "mlp": (_mlp, SEQUENCES),
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8)), SEQUENCES),
     "convolutions": (_conv, IMAGES),
     "attention": (Attention, SEQUENCES),
-    "encoder layer": (_encoder, SEQUENCES),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True), SEQUENCES),
 }
 
 
-def _build(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+def _build(name: str) -> tuple[nn.Module, torch.Tensor]:
     make, shape = MODELS[name]
     torch.manual_seed(0)
     with torch.device("cpu"):
@@ -64,7 +57,7 @@ def _build(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
     return model.to(DEVICE), tensor(*shape, seed=4)
 
 
-def _run(name: str, region: Callable[[torch.nn.Module], Any], training: bool) -> list[torch.Tensor]:
+def _run(name: str, region: Callable[[nn.Module], Any], training: bool) -> list[torch.Tensor]:
     """The result and, in training, the gradients and the statistics."""
     model, x = _build(name)
     model.train(training)
@@ -83,8 +76,8 @@ def _run(name: str, region: Callable[[torch.nn.Module], Any], training: bool) ->
     return [y, x.grad, *found, *(b for b in model.buffers() if b.is_floating_point())]
 
 
-def _autocast(dtype: torch.dtype | None) -> Callable[[torch.nn.Module], Any]:
-    def region(model: torch.nn.Module) -> Any:
+def _autocast(dtype: torch.dtype | None) -> Callable[[nn.Module], Any]:
+    def region(model: nn.Module) -> Any:
         def call(x: torch.Tensor) -> torch.Tensor:
             # a cast for each use, whose gradients hmp sums in float32
             with torch.autocast(DEVICE, dtype=dtype, cache_enabled=False):

@@ -16,13 +16,6 @@ from command_kit import ROOT, python
 SCRIPT = ROOT / ".ci" / "device"
 
 
-def on_cpu(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """The exit code, what is printed, and the page."""
-    run = python(SCRIPT, "--device", "cpu", "--write", folder, *arguments, cwd=folder)
-    (page,) = folder.glob("cpu-*.md")
-    return run.returncode, run.stdout + run.stderr, page.read_text(encoding="utf-8")
-
-
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -36,10 +29,11 @@ def script(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 
 @pytest.mark.nightly
 def test_every_part_runs_on_the_cpu(tmp_path: Path, script: types.ModuleType) -> None:
-    code, printed, page = on_cpu(tmp_path, "--smallest")
-    assert code == 0, printed
+    run = python(SCRIPT, "--device", "cpu", "--write", tmp_path, "--smallest", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (page,) = (file.read_text(encoding="utf-8") for file in tmp_path.glob("cpu-*.md"))
     for part in script.PARTS:
-        assert f"\n== {part}: " in printed
+        assert f"\n== {part}: " in run.stdout
         assert f"\n## {part}\n" in page
     assert "CUDA's own: " in page and "Failed:" not in page  # what is not run says why
     assert "| bytes saved for backward, hmp / torch.autocast: none above |" in page

@@ -82,16 +82,12 @@ def in_casts(program: Callable[[], Any]) -> Any:
         return program()
 
 
-def in_applied(program: Callable[[], Any]) -> Any:
-    return hmp.apply(module_of(program), POLICY)()
-
-
 def in_converted(program: Callable[[], Any]) -> Any:
     with hmp.convert(policy=POLICY):
         return module_of(program)()
 
 
-REGIONS = {"casts": in_casts, "apply": in_applied, "convert": in_converted}
+REGIONS = {"casts": in_casts, "apply": lambda program: hmp.apply(module_of(program), POLICY)(), "convert": in_converted}
 
 
 def assert_as_by_hand(program: Callable[[Cast], list[Tensor]], region: Callable[[Callable[[], Any]], Any] = in_casts) -> None:
@@ -206,10 +202,6 @@ def test_r18_a_checkpoint_is_recomputed_with_the_weights_of_now(reentrant: bool)
 NO_GRAD = torch.no_grad()
 
 
-def halved(layer: nn.Module) -> dict[str, Tensor]:
-    return {name: value * 0.5 for name, value in layer.state_dict().items()}
-
-
 def freed_and_filled(layer: nn.Module) -> None:
     with torch.no_grad():
         storage = layer.weight.untyped_storage()
@@ -224,7 +216,7 @@ WRITES: dict[str, Callable[[nn.Module], Any]] = {
     "data = its transpose": lambda layer: setattr(layer.weight, "data", layer.weight.data.t()),
     "set_ to its transpose": NO_GRAD(lambda layer: layer.weight.set_(layer.weight.detach().t())),
     "freed and filled": freed_and_filled,
-    "load_state_dict assign": lambda layer: layer.load_state_dict(halved(layer), assign=True),
+    "load_state_dict assign": lambda layer: layer.load_state_dict({key: w * 0.5 for key, w in layer.state_dict().items()}, assign=True),
     "weight = Parameter": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach() * 0.5)),
     "vector_to_parameters": lambda layer: nn.utils.vector_to_parameters(torch.linspace(-1, 1, 272), layer.parameters()),
     "_apply": lambda layer: layer._apply(lambda tensor: tensor * 0.5),

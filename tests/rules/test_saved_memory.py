@@ -32,18 +32,6 @@ WEIGHTS = [torch.randn(WIDTH, WIDTH, requires_grad=True) for _ in range(3)]
 WIDE = torch.randn(8, 2 * WIDTH, requires_grad=True)
 
 
-def three_products(x: Tensor) -> Any:
-    return [F.linear(x, weight) for weight in WEIGHTS]
-
-
-def chunks(x: Tensor) -> Any:
-    return [F.gelu(part) for part in (x * 3).add(0).chunk(4, 1)]
-
-
-def one_row_of_many(x: Tensor) -> Any:
-    return F.gelu((x + 1).view(8, 32, WIDTH)[:, :10])
-
-
 def held(x: Tensor) -> Any:
     y = x + 1
     return F.gelu(y), y
@@ -65,10 +53,11 @@ def expanded(x: Tensor) -> Any:
 
 
 LEFT: list[tuple[Callable[[Tensor], Any], int, int]] = [
-    (lambda x: three_products(x + 1), FLOATS, ROWS),  # once, not three times
-    (chunks, FLOATS, 4 * ROWS),  # four views of one memory, and of the mul nothing: a number is no tensor
+    (lambda x: list(map(F.linear, [x + 1] * 3, WEIGHTS)), FLOATS, ROWS),  # once, not three times
+    # four views of one memory, and of the mul nothing: a number is no tensor
+    (lambda x: [F.gelu(part) for part in (x * 3).add(0).chunk(4, 1)], FLOATS, 4 * ROWS),
     (lambda x: F.gelu(input=x + 1), FLOATS, ROWS),
-    (one_row_of_many, 8 * 10 * WIDTH, 8 * 10),  # the view alone, not its base
+    (lambda x: F.gelu((x + 1).view(8, 32, WIDTH)[:, :10]), 8 * 10 * WIDTH, 8 * 10),  # the view alone, not its base
     (held, FLOATS, ROWS),  # the caller's is the caller's
     (written_between, 2 * FLOATS, 2 * ROWS),
     (pieces_after_the_whole, FLOATS, 2 * ROWS),  # blocks of 32, of which a column's piece has its own

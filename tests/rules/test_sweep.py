@@ -86,10 +86,6 @@ def complaints(infos: list[Any], name: str, count: int) -> list[str]:
     return lines + [f"{op}: runs here, take it off NOT_ON_CPU" for op in map(title, infos) if op in called and op in not_here]
 
 
-def _report(lines: list[str]) -> str:
-    return f"{len(lines)} complaints:\n  " + "\n  ".join(lines[:60])
-
-
 @pytest.mark.parametrize(
     ("policy", "shard", "shards", "most"),
     [
@@ -100,7 +96,7 @@ def _report(lines: list[str]) -> str:
 def test_op_db_follows_the_rules(policy: str, shard: int, shards: int, most: int) -> None:
     """Each op of the shard with at most so many samples: neighbours in op_db are ops of one kind."""
     lines = complaints(list(op_db()[shard::shards]), policy, most)
-    assert not lines, _report(lines)
+    assert not lines, "\n  ".join([f"{len(lines)} complaints:", *lines[:60]])
 
 
 TABLES_TORCH = pytest.mark.skipif(
