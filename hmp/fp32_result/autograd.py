@@ -15,8 +15,8 @@ from ..plug_in_math import outside_autocast
 _bmm, _float, _mm, _transpose = torch.bmm, Tensor.float, torch.mm, torch.transpose
 _grad_enabled = torch.is_grad_enabled
 
-# mm(out_dtype=) and bmm(out_dtype=). They raise on the CPU. On ROCm and XPU they were not tried.
-_CUDA_HAS_OUT_DTYPE = TORCH >= (2, 8) and not torch.version.hip
+# mm(out_dtype=) and bmm(out_dtype=). They raise on the CPU, and up to torch 2.9 for fake tensors. On ROCm and XPU they were not tried.
+_CUDA_HAS_OUT_DTYPE = TORCH >= (2, 10) and not torch.version.hip
 
 
 def product(left: Tensor, right: Tensor, low_dtype: torch.dtype, right_is_transposed: bool) -> Tensor:
