@@ -22,7 +22,7 @@ from .compiler_stance import untraced
 from .convert import follow_others, module_of, resolved, revert_if_unused, unscripted
 from .log import log_once
 from .patching import patches
-from .policy.policy import DEFAULT, Policy, as_policy
+from .policy.policy import Policy, as_policy
 from .tables import announce, lock
 from .torch_patches import module_calls
 from .torch_patches.module_calls import AppliedPolicy, as_dtype

@@ -22,7 +22,7 @@ from .compiler_stance import untraced
 from .ops import sites
 from .patching import patches
 from .policy import scopes
-from .policy.policy import DEFAULT, HABANA, Policy, as_policy, in_dtype
+from .policy.policy import HABANA, Policy, as_policy, in_dtype
 from .tables import announce
 from .tables import lock as _lock
 from .torch_patches import imports, module_calls
