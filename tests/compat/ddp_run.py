@@ -24,7 +24,6 @@ from training_by_hand import batches, net, sgd
 
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
-EPOCHS = 2
 
 
 class Net(nn.Sequential):
@@ -71,7 +70,7 @@ class Model(pl.LightningModule):
 
 def train(strategy: str) -> None:
     trainer = pl.Trainer(
-        max_epochs=EPOCHS, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
         accelerator="cpu", devices=2, strategy=strategy, plugins=[HMPPrecision("habana")],
         use_distributed_sampler=False,  # Lightning's own shuffles
     )  # fmt: skip

@@ -65,16 +65,8 @@ def test_fsdp2_in_a_region(lists, order, process_group):
 def llama() -> Any:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    )
-    return transformers.LlamaForCausalLM(config)
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=True))
 
 
 def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tuple[float, set[torch.dtype]]:

@@ -17,7 +17,6 @@ TEN = [
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
     "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs",
 ]  # fmt: skip
-HAS_PROC = Path("/proc/self/status").is_file()
 
 # 40 MiB in two live tensors of three that were made, as torch.cuda.memory_stats() has it; keys as in its documentation
 CUDA = {
@@ -36,7 +35,7 @@ def test_the_cpu_says_three_and_none_for_the_rest():
     assert stats == hmp.memory.memory_stats(torch.device("cpu")) | {"InUse": stats["InUse"], "MaxInUse": stats["MaxInUse"]}
 
 
-@pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="needs /proc")
 def test_the_cpus_sizes_are_bytes_and_follow_what_the_process_does():
     mib = 1 << 20
     before = hmp.memory.memory_stats("cpu")

@@ -110,16 +110,13 @@ def test_apply_equals_torch_autocast(name: str, training: bool, dtype: torch.dty
         all_same(_run(name, lambda model: hmp.apply(model, policy), training), want, name)
 
 
-def _low_dtype() -> torch.dtype:
-    """bfloat16 on GPUs with instructions for it, else torch.autocast's own default."""
-    return BF16 if DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else torch.get_autocast_dtype(DEVICE)
-
-
 def test_the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default() -> None:
     """float16 on CUDA; and torch answers so when it is asked where hmp casts."""
     model, x = _build("mlp")
     plain, said = _autocast(None)(model)(x).dtype, []
-    for policy, wanted in (("autocast", _low_dtype()), (preset(), plain)):
+    # bfloat16 on GPUs with instructions for it, else torch.autocast's own default
+    low = BF16 if DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else torch.get_autocast_dtype(DEVICE)
+    for policy, wanted in (("autocast", low), (preset(), plain)):
         with hmp.casts(policy):
             got = model(x).dtype
             assert got is wanted, (policy, got, wanted)

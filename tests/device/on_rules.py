@@ -23,14 +23,13 @@ from thread_kit import in_threads
 
 # torch's own knows no XLA
 checkpoint = (importlib.import_module("torch_xla.utils.checkpoint") if DEVICE == "xla" else torchs).checkpoint
-Call = Callable[..., Any]
 
 
 # Ops of hmp's table (R11) that XLA has a kernel for, of cdist a forward one: they run in float32 all the same.
 IN_FLOAT32 = {"xla": {"cdist", "linalg.inv", "linalg.eigvalsh"}}
 
 
-CALLS: dict[str, Call] = {
+CALLS: dict[str, Callable[..., Any]] = {
     "linalg.inv": lambda a: torch.linalg.inv(a),
     "linalg.qr": lambda a: torch.linalg.qr(a)[1],
     "linalg.det": lambda a: torch.linalg.det(a),

@@ -20,7 +20,6 @@ from compile_kit import BRIDGED
 from hmp.cli import main
 from process_kit import run_in_another_process
 
-SUPPORT = Path(__file__).parents[1] / "support"
 X, WEIGHT = torch.linspace(-1, 1, 24).view(3, 8), torch.linspace(-2, 1, 32).view(4, 8)
 
 
@@ -163,7 +162,7 @@ def test_hmp_run_knows_it_by_its_entry_point(tmp_path: Path) -> None:
     installed = tmp_path / "site"
     (installed / "stochastic-1.dist-info").mkdir(parents=True)
     (installed / "stochastic-1.dist-info" / "entry_points.txt").write_text("[hmp.lists]\nstochastic = stochastic\n")
-    (installed / "stochastic.py").write_text((SUPPORT / "stochastic.py").read_text())
+    (installed / "stochastic.py").write_text((Path(__file__).parents[1] / "support" / "stochastic.py").read_text())
     done = python(*run, cwd=tmp_path, before=installed)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr
 

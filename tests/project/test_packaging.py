@@ -69,24 +69,20 @@ def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     assert held == expected, "see [tool.setuptools] in pyproject.toml: a new package is listed under packages"
 
 
-@pytest.fixture(scope="module")
-def sdist(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sdist")
-    run([sys.executable, "-c", f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"], copy)
-    (built,) = folder.glob("hmp_torch-*.tar.gz")
-    return built
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_installed_in_a_fresh_environment_it_finds_its_lists_and_runs_the_first_example(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+    kind: str, wheel: Path, copy: Path, tmp_path: Path
 ) -> None:
     """torch, and setuptools for the build, are those of this environment: where they are installed, no .pth file is read."""
+    built = wheel
+    if kind == "sdist":
+        run([sys.executable, "-c", f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"], copy)
+        (built,) = tmp_path.glob("hmp_torch-*.tar.gz")
     fresh, others = tmp_path / "fresh", sysconfig.get_path("purelib")
     run([sys.executable, "-m", "venv", fresh], tmp_path)
     python = fresh / "bin" / "python"
-    command = [python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", request.getfixturevalue(kind)]
+    command = [python, "-m", "pip", "install", "--no-deps", "--no-index", "--no-build-isolation", built]
     run(command, tmp_path, PYTHONPATH=others)
     found = json.loads(run([python, "-c", REPORT], tmp_path, PYTHONPATH=others).splitlines()[-1])
     assert Path(found["file"]).is_relative_to(fresh.resolve()), "another hmp was imported"

@@ -22,7 +22,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import hmp
 
-BF16 = torch.bfloat16
 pytestmark = pytest.mark.native_kernels  # a product that computes in float32 (R11) has more to do
 LISTS = hmp.Policy("lists", bf16={"linear", "matmul", "conv2d", "scaled_dot_product_attention"}, fp32={"softmax"})
 
@@ -50,7 +49,7 @@ def python_calls(function: Callable[[], Any], warm: int = 6) -> tuple[int, int]:
 
 
 X, W, B = torch.randn(8, 8, requires_grad=True), nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
-LOW = X.detach().to(BF16)
+LOW = X.detach().bfloat16()
 # A steady call: (what is called, the most Python calls that it may make). An operator's method is bound in Python too.
 CALLS: dict[str, tuple[Callable[[], Any], int]] = {
     "linear, all low": (lambda: F.linear(LOW, LOW), 2),

@@ -19,8 +19,6 @@ from torchao.prototype.moe_training.mxfp8_linear import mx_mm
 from torchao.prototype.mx_formats.config import MXFP8Dim0CastKernelChoice, MXFP8Dim1CastKernelChoice, ScaleCalculationMode
 from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-LOWS = [torch.bfloat16, torch.float16]
-
 
 def float8_linear(recipe: str, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
     config = Float8LinearConfig.from_recipe_name(recipe)
@@ -41,7 +39,7 @@ def mx_linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None) -> torch
 @st.composite
 def layers(draw: st.DrawFn, recipe: str) -> tuple[torch.Tensor, ...]:
     step = 32 if recipe == "mxfp8" else 16
-    low = torch.bfloat16 if recipe == "mxfp8" else draw(st.sampled_from(LOWS))
+    low = torch.bfloat16 if recipe == "mxfp8" else draw(st.sampled_from([torch.bfloat16, torch.float16]))
     rows = draw(st.integers(1, 3)) * 32 if recipe == "mxfp8" else draw(st.integers(1, 40))
     inner, outer = draw(st.integers(1, 4)) * step, draw(st.integers(1, 4)) * step
     torch.manual_seed(draw(st.integers(0, 2**32 - 1)))

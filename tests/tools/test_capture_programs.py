@@ -301,24 +301,18 @@ class Pair(nn.Module):
         return x.relu(), x[:, ::2].repeat(1, 2)
 
 
-def seen_by_hooks(model: nn.Module, *args: torch.Tensor) -> list[tuple[str, list[torch.Tensor]]]:
-    """Each module's results, in order, as torch's own hooks on the modules give them."""
-    seen: list[tuple[str, list[torch.Tensor]]] = []
+def test_every_call_is_there_in_order_with_its_values(tmp_path: Path) -> None:
+    model, x, scale = Twice(), torch.randn(4, 6), torch.tensor(2.0, dtype=torch.float64)
+    wanted: list[tuple[str, list[torch.Tensor]]] = []  # each module's results, in order, as torch's own hooks on the modules give them
 
     def note(name: str, result: object) -> None:
         found = [result.scores, *result.extra.values()] if isinstance(result, Answer) else result
-        seen.append((name, [each.detach().clone() for each in ([found] if isinstance(found, torch.Tensor) else found)]))
+        wanted.append((name, [each.detach().clone() for each in ([found] if isinstance(found, torch.Tensor) else found)]))
 
     hooks = [module.register_forward_hook(lambda _, __, out, name=name: note(name, out)) for name, module in model.named_modules()]
-    model(*args)
+    model(x, scale)
     for hook in hooks:
         hook.remove()
-    return seen
-
-
-def test_every_call_is_there_in_order_with_its_values(tmp_path: Path) -> None:
-    model, x, scale = Twice(), torch.randn(4, 6), torch.tensor(2.0, dtype=torch.float64)
-    wanted = seen_by_hooks(model, x, scale)
     with hmp.capture(tmp_path / "a.capture", model):
         model(x, scale=scale)
     found = hmp.types.Capture.load(tmp_path / "a.capture")

@@ -187,8 +187,6 @@ def test_a_model_with_a_transform_inside_is_tuned_for_time_and_for_memory() -> N
 
 
 LINEAR = hmp.Policy("products", bf16={"linear"})
-SCOPED = hmp.Policy("mine", bf16={"softmax @ norm"})
-FP8 = hmp.Policy("mine", fp8={"linear"})
 # what is given otherwise, and what the error names
 REFUSED = [
     ({"model": 3}, "int"),
@@ -219,11 +217,11 @@ REFUSED = [
     ({"loss": lambda m, x: m(x).sum() * float("nan")}, "the loss is not finite"),
     ({"loss": lambda m, x: (m(x) * 0).sum().sqrt()}, "the gradient is not finite"),
     ({"model": nn.Linear(16, 8).requires_grad_(False), "optimizer": None}, 'objective="time"'),
-    ({"start": SCOPED}, "entries with a scope"),
+    ({"start": hmp.Policy("mine", bf16={"softmax @ norm"})}, "entries with a scope"),
     ({"start": "saved8", "objective": "bytes"}, "kind 'saved'"),
     ({"levels": "fp8"}, "got 'fp8'"),
     ({"levels": ("fp8", "fp32")}, "got ('fp8', 'fp32')"),
-    ({"start": FP8, "levels": ("fp8", "bf16", "fp32")}, "kind 'fp8'"),
+    ({"start": hmp.Policy("mine", fp8={"linear"}), "levels": ("fp8", "bf16", "fp32")}, "kind 'fp8'"),
     ({"start": "fp8", "levels": ("bf16", "fp32")}, "kind 'fp8'"),
 ]
 

@@ -179,7 +179,6 @@ def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why
 
 
 WEIGHT = torch.ones(3, 3)
-OWN = hmp.Policy("own", bf16={"linear"})
 MODEL = torch.nn.Linear(3, 3)
 
 
@@ -189,7 +188,7 @@ def makes_a_policy(x):
 
 
 def applies(x):
-    low = hmp.apply(MODEL, OWN)(x)
+    low = hmp.apply(MODEL, hmp.Policy("own", bf16={"linear"}))(x)
     hmp.remove(MODEL)
     return low, MODEL(x)
 

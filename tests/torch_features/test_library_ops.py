@@ -15,7 +15,6 @@ from trap_kit import same
 
 LOW, WIDE = torch.bfloat16, torch.float32
 numbers = itertools.count()
-SCHEMA = "(Tensor a, Tensor b) -> Tensor"
 Op = Callable[..., torch.Tensor]
 
 
@@ -30,7 +29,7 @@ class Library:
         return getattr(torch.ops, self.name)
 
     def define(self, name: str, *, taking: torch.dtype = WIDE) -> None:
-        self.library.define(name + SCHEMA)
+        self.library.define(f"{name}(Tensor a, Tensor b) -> Tensor")
 
         def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             assert {a.dtype, b.dtype} == {taking}, f"the kernel got {a.dtype} and {b.dtype}"

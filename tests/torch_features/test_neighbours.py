@@ -147,7 +147,6 @@ def test_r9_running_statistics_move_through_a_foreign_wrapper(monkeypatch) -> No
 
 BF16, F32 = torch.bfloat16, torch.float32
 x, y = torch.randn(3, 3), torch.randn(3, 3)
-y3 = y[None]
 
 REFUSED = {
     "too many": lambda: torch.matmul(x, y, x),
@@ -157,7 +156,7 @@ REFUSED = {
     "one missing": lambda: F.linear(x),
     "a list for a tensor": lambda: torch.matmul([1.0], y),
     "a number for a tensor": lambda: F.linear(1.0, y),
-    "None for a tensor": lambda: torch.bmm(None, y3),
+    "None for a tensor": lambda: torch.bmm(None, y[None]),
     "wrong shapes": lambda: torch.mm(x, torch.ones(2, 2)),
     "no dim": lambda: x.softmax(),
     "keepdim alone": lambda: torch.mean(x, keepdim=True),
