@@ -30,14 +30,16 @@ _detach, _strided = Tensor.detach, torch.strided
 # Bytes of an activation from which its copy is found again: below, that takes longer than a cast. Without a gradient nothing is saved but
 # the cast. Measured in training steps and in inference. Not numel(), an op in a trace.
 LEAST, LEAST_WITHOUT_GRAPH = 2**15, 2**20
-# After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN.
-_SEEN_ENOUGH, _LOOK_AGAIN, _MOST_ORIGINS = 32, 31, 4096
+# After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN. Of so many
+# weights or origins something is known at a time.
+_SEEN_ENOUGH, _LOOK_AGAIN, _MOST = 32, 31, 2**16
 
 # By id(): weights that their last call used once, with the number of the call in which a wrapper last cast them without asking here. It
 # asks at their second use in one call.
 used_once: dict[int, int] = {}
 _used_again: set[int] = set()  # and those that it used twice or more, without a write between
 _in_vain: dict[tuple[int, type], int] = {}  # by the bytes of an activation and the kind of node that made it: copies since the last use
+_LEARNT: tuple[Any, ...] = (used_once, _used_again, _in_vain)
 _writes = object()  # another one after each step of an optimizer, and after each write that no tensor counts and hmp sees
 
 
@@ -57,9 +59,8 @@ def clear_cache() -> None:
         >>> hmp.memory.clear_cache()
     """
     wrote()
-    used_once.clear()
-    _used_again.clear()
-    _in_vain.clear()
+    for learnt in _LEARNT:
+        learnt.clear()
     found: Any = state.outermost.get()
     if found is not None and found.thread == get_ident():
         found.copies = None
@@ -112,8 +113,9 @@ class Copies:
 
     def end(self) -> None:
         """Learn from the call which weights are used again."""
-        if len(_in_vain) > _MOST_ORIGINS:
-            _in_vain.clear()
+        for learnt in _LEARNT:  # also of weights and origins that are gone
+            if len(learnt) > _MOST:
+                learnt.clear()
         used_once.update(dict.fromkeys(self.cast_once, 0))
         for (number, _, _), copy in self.weights.items():
             (_used_again.add if copy.uses > 1 else _used_again.discard)(number)
