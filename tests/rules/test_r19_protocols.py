@@ -70,6 +70,27 @@ class Seeing(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Identical(torch.Tensor):
+    """Compares with `is`, as torch's per-sample gradients do."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return [name for name, of in (("conv2d", F.conv2d), ("linear", F.linear), ("matmul", torch.matmul)) if func is of]
+
+
+def test_r19_a_handler_outside_the_policy_gets_what_torch_has_under_the_name() -> None:
+    x = A.as_subclass(Identical)
+
+    def names() -> list[Any]:
+        return [F.conv2d(x, B), F.linear(x, B), torch.matmul(x, B), torch.matmul(B, other=x)]
+
+    expected = [["conv2d"], ["linear"], ["matmul"], ["matmul"]]
+    assert names() == expected
+    model = hmp.apply(torch.nn.Linear(4, 4), policy(bf16=["linear", "matmul", "conv2d"]))
+    assert names() == expected
+    hmp.remove(model)
+
+
 CALLED: dict[str, Callable[[torch.Tensor], Any]] = {
     "a builtin": lambda x: torch.matmul(x, B),
     "a function in Python": lambda x: F.softmax(x, -1),
