@@ -14,7 +14,7 @@ PAGE = _ROOT / "docs" / "dev" / "releases.md"
 _HEAD = """# Other packages' releases
 
 The results of `.ci/releases`, which `.ci/nightly` runs. Every row is an environment of its own, with the same torch. `tests/releases` has
-the scripts, and the packages of each environment. A number is the loss of the last step.
+the scripts, and the packages of each environment.
 """
 
 
