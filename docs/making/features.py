@@ -48,7 +48,7 @@ def _exported(strict: bool) -> Tried:
 
 def _packed(model: torch.nn.Module, x: torch.Tensor) -> str:
     try:
-        hmp.apply(model, "saved8")
+        hmp.apply(hmp.remove(model), "saved8")
     except hmp.HmpError:
         return "an error that says so"
     return _said(model(x))
