@@ -25,6 +25,7 @@ def test_every_tutorial_is_tested() -> None:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
+@pytest.mark.native_kernels  # the texts have the figures of a processor with instructions
 @pytest.mark.slow
 def test_a_tutorial_runs_as_a_notebook(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jupytext = pytest.importorskip("jupytext", reason="notebooks are made with jupytext, of the extras docs and test")

@@ -52,6 +52,7 @@ def classified(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor])
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
+@pytest.mark.native_kernels  # without instructions a product keeps other bytes
 @pytest.mark.slow
 @pytest.mark.parametrize("tolerance", [pytest.param(0.02, marks=pytest.mark.nightly), 0.0005])
 def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> None:
