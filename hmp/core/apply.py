@@ -117,7 +117,7 @@ def _log_without_casts(kind: Any) -> None:
 
 def _warn_of_low_weights(model: torch.nn.Module) -> None:
     """Log that the optimizer loses small updates of low-precision weights."""
-    lows = [each for each in model.parameters() if each.requires_grad and each.dtype in (torch.bfloat16, torch.float16)]
+    lows = [each for each in model.parameters() if each.requires_grad and each.dtype in LOW]
     if not lows:
         return
     log_once(

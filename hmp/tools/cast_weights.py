@@ -16,7 +16,7 @@ from torch import nn
 
 from ..core import lists
 from ..core.active.regions import disable_casts
-from ..core.casting import dtype_name, each_tensor
+from ..core.casting import LOW, dtype_name, each_tensor
 from ..core.compiler_stance import running_uncompiled
 from ..core.convert import casts
 from ..core.copies import clear_cache
@@ -34,7 +34,6 @@ from .model_state import is_equal, preserve_state
 from .pages.page import Cell, Page, Result, Section, Table, flow, module, nbytes
 
 Tensor = torch.Tensor
-LOW = (torch.bfloat16, torch.float16)
 _MOVES = frozenset({"clone"})  # a copy with the values of the original, and no use of them
 
 

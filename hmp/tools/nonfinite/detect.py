@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...core.casting import each_tensor, has_values
+from ...core.casting import LOW, each_tensor, has_values
 from ...core.log import PACKAGES, log
 from ...core.observe import Call, here, listen, modules
 from ...core.rules.overflow import takes_masks
@@ -29,7 +29,7 @@ from ..aten import Facts, argument, facts, is_collective, refuse_xla, run_collec
 from ..compare.distance import widened
 from ..model_state import random_state_kept
 from ..op_owners import AtenCall, OpOwners
-from .finding import LOW, Finding, FindingKind, find, made
+from .finding import Finding, FindingKind, find, made
 
 Tensor = torch.Tensor
 FLOATS = frozenset(

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ...core import lists
-from ...core.casting import dtype_name
+from ...core.casting import LOW, dtype_name
 from ...core.ops import table
 from ...core.policy.entries import AUTOCAST, EVERY_OP
 from ...core.policy.names import can_be_listed
@@ -23,9 +23,6 @@ from ..aten import Facts
 from ..compare.distance import widened
 from ..explain import Rule, explain
 from ..op_owners import AtenCall, Direction, Owner
-
-LOW = (torch.bfloat16, torch.float16)
-
 
 FindingKind = Literal["op", "data", "parameter"]  # an op, or where a NaN or Inf came in
 
