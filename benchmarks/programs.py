@@ -20,6 +20,8 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +33,11 @@ warnings.simplefilter("ignore")
 hmp.low_kernels.set_low_kernels("native")  # as torch.autocast computes, on each processor
 torch.set_num_threads(1)
 STEPS, TIMED = 3, 15
+# Encoders, decoders of text, mixtures of experts, state spaces, encoder-decoders, images, both.
+ZOO = (
+    *("bert", "deberta-v2", "modernbert", "gpt2", "bloom", "opt", "llama", "gemma2", "falcon", "mixtral", "qwen2-moe", "mamba2", "jamba"),
+    *("t5", "bart", "vit", "resnet", "swinv2", "detr", "clip", "llava"),
+)
 
 
 @dataclasses.dataclass
@@ -226,7 +233,17 @@ def adapters() -> Program:
     return Program(peft.get_peft_model(model, lora), lambda model: model(input_ids=words).logits)
 
 
-PROGRAMS = {
+def of_zoo(name: str) -> Program:
+    """A model of transformers from the tests' zoo, in training mode, without dropout."""
+    sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+    from model_zoo import MODELS, kit
+
+    model = kit.build(MODELS[name])
+    batch = kit.feed(MODELS[name], model)
+    return Program(model, lambda model: tuple(each for each in kit.floats(kit.forward(model, batch)) if each.requires_grad))
+
+
+PROGRAMS: dict[str, Callable[[], Program]] = {
     "diffusers UNet2DConditionModel": unet,
     "diffusers sampling": denoising,
     "diffusers AutoencoderKL": autoencoder,
@@ -239,7 +256,7 @@ PROGRAMS = {
     "torchdiffeq odeint": differential_equation,
     "torchdiffeq odeint_adjoint": adjoint_equation,
     "peft LoRA": adapters,
-}
+} | {f"transformers {name}": partial(of_zoo, name) for name in ZOO}
 
 
 class Training:
@@ -291,7 +308,9 @@ def compared(make: Callable[[], Program]) -> dict[str, str]:
         unexplained |= {name for name in other if not same(own[name], anew[name])}
     cells = {
         "parameters": f"{sum(weight.numel() for weight in ours.model.parameters()):,}",
-        "outputs": f"equal, {', '.join(str(each.dtype).removeprefix('torch.') for each in returned)}" if outputs else "fails: differ",
+        "outputs": f"equal, {', '.join(dict.fromkeys(str(each.dtype).removeprefix('torch.') for each in returned))}"
+        if outputs
+        else "fails: differ",
         "gradients": f"{len(trained) - len(other)} of {len(trained)}",
         "the rest": f"fails: {', '.join(sorted(unexplained))}" if unexplained else "R21" if other else "",
     }
