@@ -94,6 +94,8 @@ MODELS: dict[str, small.Make] = {
     "convolutions, 32 channels": partial(small.convolutions, 32),
     "LSTM 128": partial(small.recurrent, "LSTM", 128),
     "GRU 128": partial(small.recurrent, "GRU", 128),
+    "LSTMCell 128": partial(small.cells, "LSTMCell", 128),
+    "GRUCell 128": partial(small.cells, "GRUCell", 128),
 }
 
 

@@ -18,10 +18,6 @@ class Scale:
     seconds: float  # that a task fills in a visit
     gradient_sizes: tuple[str, ...]
     seeds: int
-    choice_size: str  # at which a model's best lists are chosen, where it is measured
-    choice_steps: int
-    choice_of: int  # lists at most
-    loss_steps: int
     optimizer_rounds: int
     narrow_rounds: int
     reused_rounds: int
@@ -46,10 +42,6 @@ SMALLEST = Scale(
     seconds=0.0,
     gradient_sizes=("tiny",),
     seeds=1,
-    choice_size="tiny",
-    choice_steps=2,
-    choice_of=4,
-    loss_steps=2,
     optimizer_rounds=1,
     narrow_rounds=1,
     reused_rounds=1,
@@ -73,10 +65,6 @@ QUICK = Scale(
     seconds=0.02,
     gradient_sizes=("tiny",),
     seeds=7,
-    choice_size="small",
-    choice_steps=5,
-    choice_of=100,
-    loss_steps=4,
     optimizer_rounds=7,
     narrow_rounds=9,
     reused_rounds=7,
@@ -100,10 +88,6 @@ FULL = Scale(
     seconds=0.1,
     gradient_sizes=SIZES,
     seeds=11,
-    choice_size="small",
-    choice_steps=20,
-    choice_of=100,
-    loss_steps=20,
     optimizer_rounds=21,
     narrow_rounds=31,
     reused_rounds=15,

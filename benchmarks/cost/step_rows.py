@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..harness.opening import claim
 from ..harness.results import Found, Row, at_most
 from ..harness.stats import Estimate, mean_ratio
-from .best import TOLERANCE
 from .interleaved import Samples, ratio
 
-TRAINING_TARGET, BEST_TARGET, INFERENCE_TARGET, ONE_TARGET, NONE_ABOVE = 1.05, 1.00, 1.05, 1.05, 1.10
+TRAINING_TARGET, INFERENCE_TARGET, ONE_TARGET, NONE_ABOVE = 1.05, 1.05, 1.05, 1.10
 PURE_TRAINING_TARGET, PURE_INFERENCE_TARGET = 1.10, 1.08
 BATCH, ONE = ("no_grad", "inference_mode"), ("no_grad, one", "inference_mode, one")
 Ratios = dict[str, Estimate]
@@ -18,12 +17,10 @@ Ratios = dict[str, Estimate]
 
 @dataclass
 class Measured:
-    """One model at one size: seconds a step and, for training, its best lists and the distance of their losses from float32's."""
+    """One model at one size: seconds a step."""
 
     size: str
     samples: Samples
-    lists: str = ""
-    apart: dict[str, float] = field(default_factory=dict)
 
 
 def ratios(measured: dict[str, Measured], task: str, of: str, over: str = "autocast", size: str | None = None) -> Ratios:
@@ -36,12 +33,12 @@ def worst_of(values: Ratios) -> str:
     return max(values, key=lambda title: values[title].value)
 
 
-def mean_row(what: str, target: float, values: Ratios, more: str = "") -> Row:
+def mean_row(what: str, target: float, values: Ratios) -> Row:
     """Return the row of the ratios' geometric mean, with the worst of them."""
     if not values:
         return Row(what, f"≤ {target:.2f}", "nothing could be compared", None)
     mean, worst = mean_ratio(list(values.values())), worst_of(values)
-    return at_most(f"{what}: geometric mean of {len(values)}", target, mean, f"{mean.text()}; worst {values[worst].text()} ({worst}){more}")
+    return at_most(f"{what}: geometric mean of {len(values)}", target, mean, f"{mean.text()}; worst {values[worst].text()} ({worst})")
 
 
 def none_above_row(what: str, values: Ratios) -> Row:
@@ -61,20 +58,17 @@ def none_above_row(what: str, values: Ratios) -> Row:
 
 def training(found: Found, measured: dict[str, Measured]) -> None:
     """Return rows and sentences about training steps."""
-    same, pure, best = (ratios(measured, "training", *pair) for pair in (("hmp", "autocast"), ("hmp", "pure"), ("best", "autocast")))
+    same, pure = (ratios(measured, "training", "hmp", over) for over in ("autocast", "pure"))
     title = "training step, same lists, hmp / torch.autocast"
     found.rows += [
         mean_row(title, TRAINING_TARGET, same),
         none_above_row(title, same),
         mean_row("training step, same lists, hmp / pure bfloat16", PURE_TRAINING_TARGET, pure),
-        mean_row("training step, best lists, hmp / torch.autocast", BEST_TARGET, best, f"; {lists_of(measured)}"),
-        losses_row(measured),
     ]
     if not measured:
         return
     float32 = mean_ratio(list(ratios(measured, "training", "float32").values()))
     found.opening["same lists"] = f"{_spread(same)} Plain float32 takes {claim(float32, 'torch.autocast')}."
-    found.opening["best lists"] = f"{_spread(best)} {lists_of(measured).capitalize()}. {_losses(measured)}"
     found.opening["pure"] = f"a training step takes {claim(mean_ratio(list(pure.values())), 'the bfloat16 model')}."
 
 
@@ -106,29 +100,7 @@ def inference(found: Found, measured: dict[str, Measured], tasks: list[str], siz
 
 def _spread(values: Ratios) -> str:
     """Return a sentence with a geometric mean and the models that it lies between."""
-    worst, best = worst_of(values), min(values, key=lambda title: values[title].value)
-    between = f"from {values[best].text(2)} ({best}) to {values[worst].text(2)} ({worst})"
+    worst, least = worst_of(values), min(values, key=lambda title: values[title].value)
+    between = f"from {values[least].text(2)} ({least}) to {values[worst].text(2)} ({worst})"
     mean = claim(mean_ratio(list(values.values())), "torch.autocast")
     return f"it takes {mean}, geometric mean of {len(values)} models and sizes, {between}."
-
-
-def lists_of(measured: dict[str, Measured]) -> str:
-    """Return a sentence with the best lists of each model."""
-    models: dict[str, list[str]] = {}
-    for title, m in measured.items():
-        models.setdefault(m.lists, []).append(title.split()[0])
-    return ", ".join(f"{lists} for {' and '.join(dict.fromkeys(names))}" for lists, names in models.items())
-
-
-def losses_row(measured: dict[str, Measured]) -> Row:
-    """Return the row about the distance of losses under the best lists from float32's."""
-    what, target = "training, best lists: mean loss of the first steps, from float32's", f"≤ {100 * TOLERANCE:.0f} %"
-    if not measured:
-        return Row(what, target, "nothing could be compared", None)
-    return Row(what, target, _losses(measured), max(m.apart["best"] for m in measured.values()) <= TOLERANCE)
-
-
-def _losses(measured: dict[str, Measured]) -> str:
-    worst = max(measured, key=lambda title: measured[title].apart["best"])
-    theirs = max(m.apart["autocast"] for m in measured.values())
-    return f"Losses at most {100 * measured[worst].apart['best']:.2f} % from float32's ({worst}), torch.autocast's {100 * theirs:.2f} %."

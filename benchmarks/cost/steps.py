@@ -1,4 +1,4 @@
-"""Training steps and inference: float32, torch.autocast, hmp with the same lists and with the best ones, and a pure bfloat16 model.
+"""Training steps and inference: float32, torch.autocast, hmp with the same lists, and a pure bfloat16 model.
 
 All sides of a model are measured in one interleaving, from which every row is made.
 """
@@ -14,26 +14,24 @@ from ..harness.results import Found
 from ..harness.sides import autocast, plain, policy_of, under_hmp
 from ..workloads import known, models
 from ..workloads.models import Case
-from . import best, step_rows
+from . import step_rows
 from .interleaved import Lane, own, pure_low, ratio, time_lanes
 from .scale import Scale
 from .step_rows import BATCH, Measured
 
-SIDES = ("float32", "autocast", "hmp", "best", "pure")
+SIDES = ("float32", "autocast", "hmp", "pure")
 
 
 def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
     """Return the rows about training and inference. A model that cannot be compared is left out, and fails the run."""
     found = Found("steps")
     sizes = list(much.sizes)
-    chosen_at = much.choice_size if much.choice_size in sizes else sizes[0]
     found.details = [
         f"policy {policy_of(device)}, bfloat16, {device}, {torch.get_num_threads()} threads; ms a step, medians of "
         + ", ".join(f"{much.rounds[size]} rounds ({size})" for size in sizes),
         f"{'model':15} {'task':19}" + "".join(f" {side:>9}" for side in SIDES) + f" {'hmp / autocast':>16}   verified",
     ]
     measured: dict[str, Measured] = {}
-    choices: dict[str, best.Choice] = {}
     for name in names:
         for size in sizes:
             case = models.build(name, size, device)
@@ -44,37 +42,16 @@ def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
             except verify.Mismatch as mismatch:
                 found.failures.append(str(mismatch))
                 continue
-            if "training" in tasks and name not in choices:
-                choices[name] = best.choose(name, chosen_at, device, much.choice_steps, much.choice_of)
-            of_model = measured[case.title] = _measured(case, tasks, choices.get(name), much, device)
-            found.samples[case.title] = {
-                "parameters": case.parameters,
-                "seconds a step": of_model.samples,
-                "best lists": of_model.lists,
-                "losses from float32's": of_model.apart,
-            }
+            samples = time_lanes(lanes(case, tasks, device), much.rounds[size], much.seconds, device)
+            of_model = measured[case.title] = Measured(size, samples)
+            found.samples[case.title] = {"parameters": case.parameters, "seconds a step": samples}
             found.details += [_line(case, task, of_model, checked[task.partition(",")[0]]) for task in tasks]
     _rows(found, measured, tasks, sizes)
     found.details += [f"known difference: {reason}" for name in names for reason in dict.fromkeys(known.known(name, device).values())]
-    if choices:
-        found.details.append(
-            f"best lists, chosen at {chosen_at} of the least of {much.choice_steps} steps, and how far their mean loss is from float32's:"
-        )
-        found.details += [f"{name:7} {choice}" for name, choice in choices.items()]
     return found
 
 
-def _measured(case: Case, tasks: list[str], choice: best.Choice | None, much: Scale, device: str) -> Measured:
-    """Measure one model at one size on every side."""
-    samples = time_lanes(lanes(case, tasks, choice, device), much.rounds[case.size], much.seconds, device)
-    if choice is None:
-        return Measured(case.size, samples)
-    if choice.lists == policy_of(device):  # the same lists are not measured twice
-        samples["training"]["best"] = samples["training"]["hmp"]
-    return Measured(case.size, samples, choice.lists, best.losses_apart(case.name, case.size, device, choice.policy, much.loss_steps))
-
-
-def lanes(case: Case, tasks: list[str], choice: best.Choice | None, device: str) -> list[Lane]:
+def lanes(case: Case, tasks: list[str], device: str) -> list[Lane]:
     """Return every side with the tasks that the rows need."""
     train = tuple(task for task in tasks if task == "training")
     batch = tuple(task for task in tasks if task in BATCH)
@@ -84,8 +61,6 @@ def lanes(case: Case, tasks: list[str], choice: best.Choice | None, device: str)
         Lane(plain("pure"), pure_low(case), train + batch),
         Lane(plain("float32"), own(case), train),
     ]
-    if choice is not None and choice.lists != policy_of(device):
-        found.append(Lane(under_hmp(choice.policy, "best"), own(case), train))
     return [lane for lane in found if lane.tasks]
 
 

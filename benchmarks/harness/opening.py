@@ -1,4 +1,4 @@
-"""The opening of RESULTS.md: six sentences for a user, each written by the part that measured it."""
+"""The opening of RESULTS.md: sentences for a user, each written by the part that measured it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from .stats import Estimate
 # in this order; a part that was not run has "not measured in this run"
 TOPICS = {
     "same lists": "Training step, torch.autocast's lists",
-    "best lists": "Training step, the lists that suit each model best",
     "inference": "Inference, torch.autocast's lists",
     "pure": "Beside a model that is bfloat16 throughout, torch.autocast's lists",
     "memory": "Memory, torch.autocast's lists",
@@ -26,5 +25,5 @@ def claim(ratio: Estimate, other: str) -> str:
 
 
 def lines(sentences: dict[str, str]) -> list[str]:
-    """Return the six lines, from the parts' sentences by topic."""
+    """Return the lines, from the parts' sentences by topic."""
     return [f"- **{title}**: {sentences.get(topic, 'not measured in this run.')}" for topic, title in TOPICS.items()]

@@ -10,10 +10,8 @@ from .results import Found
 from .stats import paired_ratio
 
 HINT = "no plots: matplotlib is missing (pip install -e '.[bench]')"
-_COLOURS = {"float32": "#9a9a9a", "autocast": "#d1495b", "hmp": "#1b6ca8", "best": "#66a182", "pure": "#edae49"}
-_SIDES = {
-    "float32": "float32", "autocast": "torch.autocast", "hmp": "hmp, same lists", "best": "hmp, best lists", "pure": "pure bfloat16",
-}  # fmt: skip
+_COLOURS = {"float32": "#9a9a9a", "autocast": "#d1495b", "hmp": "#1b6ca8", "pure": "#edae49"}
+_SIDES = {"float32": "float32", "autocast": "torch.autocast", "hmp": "hmp, same lists", "pure": "pure bfloat16"}
 
 
 def draw(found: list[Found], folder: Path) -> list[Path]:

@@ -18,6 +18,9 @@ from . import opening
 from .reasons import reason
 from .stats import Estimate
 
+# By which torch, oneDNN and MKL run the kernels of another processor.
+KERNELS_BY = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
 
 @dataclass(frozen=True)
 class Row:
@@ -76,6 +79,7 @@ def machine(device: str) -> dict[str, Any]:
         "hmp": hmp.__version__,
         "device": device,
         "bf16 instructions": _instructions(),
+        "kernels": _kernels(),
         "bf16 matmul / float32 matmul": _matmul_ratio(device),
         "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
@@ -119,6 +123,12 @@ def _instructions() -> list[str]:
     return sorted(flags & {"amx_bf16", "avx512_bf16", "avx512f", "avx2"})
 
 
+def _kernels() -> str:
+    """Return whose kernels torch runs, and the environment variables that chose them."""
+    chosen = [f"{name}={os.environ[name]}" for name in KERNELS_BY if name in os.environ]
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *(["by", *chosen] if chosen else [])])
+
+
 def table(rows: list[Row], markdown: bool = False) -> str:
     """Return the targets table as text."""
     cells = [("what", "target", "result", "verdict"), *((r.what, r.target, r.result, r.verdict) for r in rows)]
@@ -145,14 +155,22 @@ def _measured(what: str) -> str:
 
 
 def report(
-    found: list[Found], about: dict[str, Any], command: str, seconds: float, plots: list[Path], before: tuple[str, Path] | None = None
+    found: list[Found],
+    about: dict[str, Any],
+    command: str,
+    seconds: float,
+    plots: list[Path],
+    before: tuple[str, Path] | None = None,
+    name: str = "RESULTS",
 ) -> str:
-    """Return RESULTS.md: what a user wants to know with one picture, where it was measured, the table, every part's detail; against a run
-    `before`, by the name of what it measured."""
+    """Return the page `name`.md: what a user wants to know with one picture, where it was measured, the table, every part's detail; against
+    a run `before`, by the name of what it measured."""
     first = [plot for plot in plots if plot.stem == "steps"]
-    lines = ["# Results", "", *opening.lines({topic: sentence for part in found for topic, sentence in part.opening.items()}), ""]
+    lines = [f"# {name.replace('_', ' ').capitalize()}", ""]
+    if sentences := {topic: sentence for part in found for topic, sentence in part.opening.items()}:
+        lines += [*opening.lines(sentences), ""]
     lines += _pictures(first)
-    lines += [f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `results.json`.", ""]
+    lines += [f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `{name.lower()}.json`.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
     lines += ["", table([row for part in found for row in part.rows], markdown=True), ""]
     for part in found:

@@ -52,11 +52,6 @@ def under(name: str, policy: hmp.Policy | str) -> Side:
     return Side(name, visit=lambda: hmp.convert(policy=policy))
 
 
-def in_regions(name: str, policy: hmp.Policy | str) -> Side:
-    """Return a side whose policy every step enters for its forward pass."""
-    return Side(name, region=lambda: hmp.casts(policy))
-
-
 def known_sides(device: str = "cpu") -> dict[str, Side]:
     """Return what tuned lists are compared with: float32, torch.autocast, its lists under hmp, Habana's."""
     lists = f"torch-{device}"

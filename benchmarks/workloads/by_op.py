@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import hmp
-
 _N, _B = 128, 8
 _IMAGES, _KERNEL = (4, 32, 16, 16), (32, 32, 3, 3)
 _VOLUMES, _KERNEL_3D = (2, 16, 8, 8, 8), (16, 16, 3, 3, 3)
@@ -94,14 +92,6 @@ _OTHERS: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "interpolate": (lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), (_IMAGES,)),
     "pad": (lambda x: F.pad(x, (1, 1)), (_IMAGES,)),
 }
-# Names on the lists that call one of these, decompose a matrix in float32 with small products in between, or compute nothing.
-LEFT_OUT = frozenset(
-    """
-    t iadd truediv dropout1d dropout2d dropout3d feature_dropout _convolution _native_multi_head_attention mkldnn_rnn_layer
-    _scaled_dot_product_flash_attention _thnn_fused_gru_cell _thnn_fused_lstm_cell cudnn_convolution cudnn_convolution_transpose
-    linalg.pinv pinverse pca_lowrank svd_lowrank linalg.polar
-    """.split()
-)
 WITHOUT_DERIVATIVE = frozenset({"_addmm_activation"})
 _RECURRENT: dict[str, Callable[..., nn.Module]] = {
     "lstm": nn.LSTM,
@@ -113,12 +103,6 @@ _RECURRENT: dict[str, Callable[..., nn.Module]] = {
     "rnn_tanh_cell": nn.RNNCell,
     "rnn_relu_cell": partial(nn.RNNCell, nonlinearity="relu"),
 }
-
-
-def listed() -> set[str]:
-    """Return the ops on the low-precision lists of hmp's presets, without the scoped entries."""
-    names = {name for preset in hmp.policies() for name in hmp.Policy.load(preset).bf16}
-    return {name.removesuffix(".autocast") for name in names if "@" not in name and name != "*"}
 
 
 def calls() -> Iterator[Call]:

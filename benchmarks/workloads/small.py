@@ -58,6 +58,21 @@ class _First(nn.Module):
         return self.net(x)[0]
 
 
+class _Steps(nn.Module):
+    """A cell that is called for one step of a sequence after the other."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, found = None, []
+        for step in x:
+            state = self.cell(step, state)
+            found.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(found)
+
+
 def attention(width: int, blocks: int = 2, batch: tuple[int, int] = (8, 64)) -> tuple[nn.Module, Tensor]:
     """Return blocks of a transformer, and so many sequences of so many tokens."""
     return nn.Sequential(*(_Attention(width) for _ in range(blocks))), torch.randn(*batch, width)
@@ -82,6 +97,11 @@ def convolutions(channels: int, batch: int = 8, size: int = 16) -> tuple[nn.Modu
 def recurrent(kind: str, width: int) -> tuple[nn.Module, Tensor]:
     """Return nn.LSTM or nn.GRU, and 32 steps of 16 sequences."""
     return _First(getattr(nn, kind)(width, width)), torch.randn(32, 16, width)
+
+
+def cells(kind: str, width: int) -> tuple[nn.Module, Tensor]:
+    """Return nn.LSTMCell or nn.GRUCell, called for each of 32 steps of 16 sequences."""
+    return _Steps(getattr(nn, kind)(width, width)), torch.randn(32, 16, width)
 
 
 class Task:

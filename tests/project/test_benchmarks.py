@@ -22,6 +22,9 @@ def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Pa
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert written["failures"] == [] and len(written["rows"]) > 40
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8").startswith("# Results")
+    alone = ("--only", "low_kernels", "--name", "LOW_KERNELS")
+    done = python("-m", "benchmarks", "--smallest", "--threads", "1", *alone, "--write", tmp_path, cwd=ROOT)
+    assert done.returncode == 0 and (tmp_path / "LOW_KERNELS.md").read_text(encoding="utf-8").startswith("# Low kernels"), done.stderr
 
 
 @pytest.mark.native_kernels
