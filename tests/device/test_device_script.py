@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.__main__ import parser
 from command_kit import ROOT, python
 
 SCRIPT = ROOT / ".ci" / "device"
@@ -105,3 +106,8 @@ def test_what_each_test_came_to_is_kept_whatever_ends_its_process(
     assert came_to["test_skipped"]["said"].startswith("only on the CPU")
     if end != "pass":
         assert "with 4 checks done" in found.checks[-1]["said"]
+
+
+def test_what_it_measures_are_parts_of_the_benchmark(script: types.ModuleType) -> None:
+    for arguments in (*script.PIECES.values(), *script.SMALLEST_PIECE.values()):
+        parser().parse_args(arguments)  # ends the process where there is no such part

@@ -182,7 +182,7 @@ def test_the_readmes_figures_are_those_of_their_pages() -> None:
     without = f"[{min(ours)} to {max(ours)}](docs/pages/how-to/benchmark.md#what-was-measured) times as long as in float32"
     assert f"{without}, under torch.autocast {min(theirs):.0f} to {max(theirs):.0f} times" in readme
     said = {}
-    for name in ("RESULTS.md", "nvidia-h100-80gb-hbm3.md"):
+    for name in ("RESULTS.md", "nvidia-h200.md"):
         text = (results / name).read_text(encoding="utf-8")
         row = r"^\| training step, same lists, hmp / torch.autocast: geometric mean of \d+ \| [^|]+ \| ([\d.]+)"
         (mean,) = re.findall(row, text, re.MULTILINE)
