@@ -17,6 +17,7 @@ from command_kit import ROOT, python
 @pytest.mark.slow
 def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
+    needs_autocasts_lstm()
     done = python("-m", "benchmarks", "--smallest", "--threads", "1", "--write", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
