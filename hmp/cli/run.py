@@ -161,6 +161,8 @@ def prepare(options: argparse.Namespace) -> Any:
         raise hmp.HmpError(f"expected --policy or {others}, got both; leave one out")
     if options.verbose and not converts:
         raise hmp.HmpError("--verbose logs what a policy casts, but no policy was given; add one, such as --policy autocast")
+    if options.report is not None and Path(options.report).suffix not in ("", ".txt", ".json", ".html"):
+        raise hmp.HmpError(f"--report {options.report}: expected a name that ends in .html, .json or .txt")
     if options.report is not None and options.report.endswith(".html"):
         check_page(options.report, "--report", "jinja2")
     check_folder(options.report, "--report")

@@ -23,6 +23,7 @@ WRONG = [
     ("run --verbose x.py", "hmp run: --verbose logs what a policy casts, but no policy was given"),
     ("run --habana --bf16 none.txt x.py", "hmp run: none.txt: cannot be read: No such file"),
     ("run --device-map hpu=tpu x.py", "hmp run: device map 'hpu=tpu': torch has no device 'tpu'"),
+    ("run --report a.pdf x.py", "hmp run: --report a.pdf: expected a name that ends in .html, .json or .txt"),
     ("run --report none/a.html x.py", "hmp run: --report none/a.html: the folder does not exist"),
     ("run --capture none/a x.py", "hmp run: none/a: can't write into the folder none"),
     ("benchmark recipe.py --seconds 0", "hmp benchmark: invalid seconds=0.0: expected a positive number"),
