@@ -175,6 +175,15 @@ def shared_weight(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return (shared_cast if type(tensor) is _Parameter else cast)(tensor, dtype)
 
 
+def widened(low: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return `low` in `dtype`, float32, for an op that computes there on rounded inputs. All uses of a weight's copy share one memory."""
+    if _compiling() or not hasattr(low, "hmp_wide"):
+        return cast(low, dtype)
+    if low.hmp_wide is None:
+        low.hmp_wide = cast(_detach(low), dtype)
+    return _node_of(low, low.hmp_wide) if _grad_enabled() and low.requires_grad else low.hmp_wide
+
+
 def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tensor | None] | None:
     """Return the copies that are there for all the weights of a call; None where one has none.
 
@@ -185,13 +194,8 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
         return None
     used: list[_Copy | None] = []
     for weight in weights:
-        if weight is None:  # as in a cell without biases
-            used.append(None)
-            continue
-        if type(weight) is not _Parameter:
-            return None
-        found = copies.weights.get(_key(weight, dtype))
-        if found is None or not found.is_of(weight):
+        found = copies.weights.get(_key(weight, dtype)) if type(weight) is _Parameter else None
+        if weight is not None and (found is None or not found.is_of(weight)):  # None: a cell without biases
             return None
         used.append(found)
     for each in used:  # none is used where another one is missing
@@ -224,6 +228,7 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
     found = _Copy(weight)
     made = cast(_detach(weight), dtype)
     found.cast = _node_of(weight, made) if trains else made
+    found.cast.hmp_wide = None
     copies.weights[key] = found
     found.uses += copies.cast_once.pop(number, None) is not None or used
     _used_again.add(number)
@@ -265,7 +270,8 @@ def _node_of(source: Tensor, copy: Tensor) -> Tensor:
     autograd casts the gradient of each use to that dtype before it sums.
     """
     node = unsafe_view(source, source.shape)  # unlike a view that torch knows as one, it has a version counter of its own
-    get_gradient_edge(node).node.register_hook(_as_given)
+    if not hasattr(source, "hmp_wide"):  # the gradient of such a copy is cast once more on its way to the weight
+        get_gradient_edge(node).node.register_hook(_as_given)
     node.data = copy
     return node
 

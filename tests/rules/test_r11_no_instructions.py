@@ -84,6 +84,18 @@ def test_r11_at_most_twice_torch_autocasts_bytes_are_kept_for_backward() -> None
         assert 0 < ours <= 2 * autocast, name
 
 
+def test_r11_the_uses_of_a_weight_in_a_call_keep_one_float32_copy() -> None:
+    weight, inputs = torch.nn.Parameter(random(64, 64)), [random(2, 64, seed=number) for number in range(6)]
+    for _ in range(2):  # that the weight is used again is learnt
+        with hmp.casts(listed()):
+            kept, results = kept_for_backward(lambda: torch.cat([F.linear(x, weight) for x in inputs]), besides=[weight, *inputs])
+    assert kept == 4 * (weight.numel() + 6 * 2 * 64)
+    (found,) = gradients(results, [weight])
+    each = [weight.detach().clone().requires_grad_() for _ in inputs]
+    by_use = gradients(torch.cat([by_hand(F.linear)(x, w) for x, w in zip(inputs, each, strict=True)]), each)
+    torch.testing.assert_close(found, sum(by_use[::-1]), rtol=1e-6, atol=1e-7)  # each rounded, and summed in float32
+
+
 # --- who decides
 
 

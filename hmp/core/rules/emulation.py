@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ...errors import HmpError
-from .. import casting, torch_private
+from .. import casting, copies, torch_private
 from ..active.autocast import is_enabled as _is_autocast_enabled
 from ..casting import Caster, Tensor, dtype_name, each_tensor
 from ..log import log, should_log
@@ -63,9 +63,8 @@ def computed_in_float32() -> frozenset[torch.dtype]:
 
 
 def _flag(of_mkldnn: bool | None, of_arm: str) -> bool:
-    if of_mkldnn is None:
-        return platform.machine() in ("arm64", "aarch64") and bool(torch_private.cpu_capabilities().get(of_arm))
-    return of_mkldnn
+    is_arm = platform.machine() in ("arm64", "aarch64")
+    return is_arm and bool(torch_private.cpu_capabilities().get(of_arm)) if of_mkldnn is None else of_mkldnn
 
 
 # Whether the processor has instructions for products in a dtype. A flag decides and no clock, so that results do not depend on what else
@@ -119,7 +118,7 @@ def in_float32(op: Op, ruled: OpUnderRule, *, as_autocast: bool = False) -> Op:
             _log(low_dtype)
             if here.call is not None:
                 here.call.in_float32 = True
-        wide_args, wide_kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
+        wide_args, wide_kwargs = casting.cast_call(args, kwargs, torch.float32, copies.widened)
         result = op(*wide_args, **wide_kwargs)
         return result if stays_wide else casting.cast_within(result, low_dtype, casting.cast)
 
@@ -153,9 +152,7 @@ def _low_dtype_of(
 
 def replaces_autocast(ruled: OpUnderRule, tensors: Sequence[Tensor]) -> bool:
     """Return True if hmp computes a call in float32 and enables no torch.autocast for it: on the CPU, outside of the user's contexts."""
-    if ruled.op not in _REPLACED or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
-        return False
-    return _applies(ruled)
+    return ruled.op in _REPLACED and bool(tensors) and tensors[0].is_cpu and not _is_autocast_enabled("cpu") and _applies(ruled)
 
 
 def under_autocast(by_autocast: Op, op: Op, ruled: OpUnderRule, caster: Caster) -> Op:
