@@ -6,6 +6,7 @@ import re
 
 # The first that is found in a row's words holds. docs/dev/performance-notes.md has the measurements.
 _REASONS: tuple[tuple[str, str], ...] = (
+    (r"^(LSTM|GRU)Cell", "a step's products are small: casts of its input and state, and the look-up of four copies, are Python"),
     (r"^a call", "a Python object stands for the function: its call takes 1.7 closures, the look at each dtype the rest"),
     (r"pure bfloat16", "each call casts float32 weights; cast_weights() casts them once"),
     (r"^bytes.*saved8|^training step, saved8|^step of .*saved8", "packing is arithmetic on each saved activation: it saves bytes"),
