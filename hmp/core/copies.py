@@ -201,7 +201,6 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
     for each in used:  # none is used where another one is missing
         if each is not None:
             each.uses += 1
-            copies.saved += 1
     return [None if each is None else each.cast for each in used]
 
 

@@ -20,7 +20,7 @@ from ..core.casting import LOW, dtype_name, each_tensor
 from ..core.compiler_stance import running_uncompiled
 from ..core.convert import casts
 from ..core.copies import clear_cache
-from ..core.observe import Listener, listen
+from ..core.observe import Listener, listen, nbytes_of
 from ..core.policy.policy import Policy
 from ..core.policy.scopes import hint, unwrapped
 from ..core.tables import lock
@@ -169,7 +169,7 @@ def cast_weights(
     _refuse(model, found)
     deselected = _deselected(model, found, only, globs, frozen)
     run = _Run(model, batch, chosen, frozen)
-    uses, was = _Uses(found), {name: (tensor.dtype, tensor.nbytes) for name, tensor in found.items()}
+    uses, was = _Uses(found), {name: (tensor.dtype, nbytes_of(tensor)) for name, tensor in found.items()}
     with torch.inference_mode(mode=False):  # in which weights would become tensors that nothing can be trained with
         before = run.outputs(uses)
         uses.copies.clear()
@@ -200,7 +200,7 @@ def cast_weights(
     rows = []
     for name, tensor in found.items():
         (dtype, nbytes), why = was[name], stays[name]
-        after = dtype_name(tensor.dtype), nbytes, tensor.nbytes
+        after = dtype_name(tensor.dtype), nbytes, nbytes_of(tensor)
         rows.append(Weight(name, tuple(uses.ops[name]), dtype_name(dtype), *after, why, undecided=bool(why) and why == undecided.get(name)))
     return CastWeights(tuple(rows), chosen.name)
 
@@ -263,7 +263,9 @@ def _deselected(model: torch.nn.Module, found: Mapping[str, Tensor], only: str |
         kept = next((glob for glob in keep if name in matched_by[glob]), None)
         if tensor.dtype not in (torch.float32, *LOW):
             why[name] = f"is {dtype_name(tensor.dtype)}"
-        elif type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        elif tensor.layout is not torch.strided:
+            why[name] = f"has the layout {tensor.layout}"
+        elif type(tensor) not in (Tensor, torch.nn.Parameter):
             why[name] = f"is a {type(tensor).__name__}"
         elif kept is not None:
             why[name] = f"`keep` names it: {kept}"

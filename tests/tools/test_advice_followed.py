@@ -163,6 +163,10 @@ def test_a_move_is_offered_for_the_module_alone_and_mends_it(inside: bool) -> No
     with hmp.detect_nonfinite():
         assert torch.equal(net(LARGE), torch.full((8, 8), 8 * 300.0 * 300.0))
     assert [block.computed for block in net.blocks] == [torch.float16, torch.float32]
+    hmp.apply(hmp.remove(net).blocks[1], policy)
+    with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        net(LARGE)
+    assert " @ " not in caught.value.finding.remedy  # which is relative to the block
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -260,3 +264,5 @@ def test_verify_says_that_attention_has_its_own_softmax(caplog: pytest.LogCaptur
     caplog.clear()
     hmp.verify(nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), torch.randn(2, 8), policy)
     assert not caplog.text
+    hmp.verify(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(2, 8), policy)
+    assert "no call matched: softmax" in caplog.text and "attention" not in caplog.text

@@ -253,7 +253,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policies": []}, "policies= is empty"),
     ({"policies": ["habana", "float32", "habana"]}, "'habana' twice"),
     ({"policies": ["fp32"]}, "unknown policy 'fp32'"),
-    ({"policies": [hmp.Policy("torch.autocast", bf16={"mm"})]}, "'torch.autocast'"),
+    ({"policies": [hmp.Policy("torch.autocast", bf16={"mm"})]}, "a policy called 'torch.autocast'"),
     ({"seconds": 0}, "seconds=0"),
     ({"rounds": 0}, "rounds=0"),
     ({"steps": 1.5}, "steps=1.5"),

@@ -386,6 +386,13 @@ test_p_without_a_batch_each_modules_outputs_are_the_same_bits_at_length = pytest
 )
 
 
+def test_a_sparse_weight_stays() -> None:
+    model = nn.Sequential(nn.Linear(4, 4)).eval()
+    model.register_buffer("graph", torch.eye(4).to_sparse())
+    result = hmp.cast_weights(model, policy=POLICY)
+    assert (result["graph"].why, result["graph"].bytes_after) == ("has the layout torch.sparse_coo", 4 * 4)
+
+
 # --- keep: what stays float32 -----------------------------------------------------------------------------------------------
 
 

@@ -43,7 +43,10 @@ def net(*, dropout: float = 0.5) -> nn.Sequential:
 def test_what_is_drawn_in_low_precision_is_drawn_once():
     def noisy(self: Any, x: torch.Tensor) -> torch.Tensor:
         low = x.bfloat16()
-        noise = torch.randn_like(low) + torch.empty_like(low).uniform_()
+        drawn = torch.zeros_like(low)
+        part = drawn[:]  # a view of what is written after it
+        drawn.uniform_()
+        noise = torch.randn_like(low) + part
         return (low + noise) * torch.bernoulli(torch.full_like(low, 0.5))
 
     assert hmp.compare(Fn(noisy), torch.randn(64), policy()).output < 0.01

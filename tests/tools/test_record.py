@@ -120,8 +120,8 @@ def test_ops_without_floating_inputs_are_left_out() -> None:
 def test_only_the_users_own_entries_are_said_to_match_no_call(tmp_path: Path) -> None:
     (tmp_path / "base.txt").write_text("autocast")
     (tmp_path / "fp32.txt").write_text("gelu\nexp\n")
-    moved = hmp.Policy.load("autocast").move("softmax", "fp32")
-    for given, never in (("autocast", []), (moved, ["softmax"]), (hmp.Policy.load(tmp_path), ["gelu"])):
+    moved, alone = hmp.Policy.load("autocast").move("softmax", "fp32"), hmp.Policy(fp32={"exp", "*"})
+    for given, never in (("autocast", []), (moved, ["softmax"]), (hmp.Policy.load(tmp_path), ["gelu"]), (alone, [])):
         with hmp.casts(given), hmp.record() as report:
             torch.exp(LOW)
         assert report.never_called == never

@@ -252,6 +252,9 @@ def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() ->
     assert (found.op, found.wanted, found.got, found.kind, found.module) == ("linear", "bfloat16", "float32", "outside", "0")
     assert "a part of Coder" in found.by and found.place.endswith(line_of(Coder.encode, 1))
     assert "methods=('forward', 'encode')" in str(report)
+    with hmp.record() as report, hmp.disable_casts():
+        model(X)
+    assert {each.kind for each in report.violations()} == {"disable_casts"}
     wrapped = hmp.apply(nn.DataParallel(coder()), LISTS)
     with hmp.record() as report:
         wrapped.module.encode(X)

@@ -55,6 +55,7 @@ CASES = {
         lambda x, y: F.scaled_dot_product_attention(low(x)[None], y[None], y[None]),
         lambda x, y: F.scaled_dot_product_attention(low(x)[None], low(y)[None], low(y)[None]),
     ),
+    "a function whose ops are decided one by one": (lambda x, y: _attended(x, y), lambda x, y: _attended(low(x), low(y))),
     "einsum of mixed inputs": (lambda x, y: torch.einsum("ij,kj->ik", low(x), y), lambda x, y: torch.einsum("ij,kj->ik", low(x), low(y))),
     "a loss that forward makes": (  # Dynamo itself makes the call of F.cross_entropy there
         lambda x, y: torch.nn.CrossEntropyLoss(y[0], reduction="none")(torch.mm(x, x), torch.tensor([0, 1, 2, 3])),
@@ -79,6 +80,10 @@ class Pair(NamedTuple):
 def _set_item(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     into[0] = value[1]
     return into
+
+
+def _attended(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return F.multi_head_attention_forward(*[x[:, None]] * 3, 4, 1, w.repeat(3, 1), *[None] * 3, False, 0, w, None, need_weights=False)[0]
 
 
 def _saturated(x: torch.Tensor, scalar: float) -> torch.Tensor:

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+import wrapt
 
 import hmp
 from oracle import BF16, F32
@@ -115,6 +116,14 @@ def test_names_taken_before_convert_cast_and_are_given_back(users):
         assert {call(users).dtype for call in REACHED.values()} == {BF16}
     hmp.revert()
     assert holds(users) == before
+
+
+def test_a_name_of_a_librarys_proxy_in_the_place_of_an_op_casts_too(users, monkeypatch):
+    proxy = wrapt.FunctionWrapper(F.gelu, lambda own, instance, args, kwargs: own(*args, **kwargs))
+    monkeypatch.setattr(F, "gelu", proxy)
+    monkeypatch.setattr(users, "gelu", proxy)
+    with hmp.convert(policy=LISTS):
+        assert users.gelu(X).dtype is BF16
 
 
 def test_r15_a_function_that_is_no_op_is_followed_by_name(users):

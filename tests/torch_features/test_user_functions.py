@@ -123,11 +123,15 @@ def test_out_is_kept_only_where_it_is_optional_and_positions_are_the_callers() -
         def act(self, x, w, inplace=False):
             return torch.nn.functional.linear(x, w).dtype
 
+        @hmp.bf16_function
+        def loss(self, out):
+            return out.dtype
+
     low = ONE.bfloat16()
     with hmp.casts("habana"):
         assert loss(low, low) == (torch.float32, torch.float32)
         assert dtypes(ONE, ONE, ONE) == (LOW, LOW, LOW)
-        assert Layer().act(low[None], ONE[None], True) is LOW
+        assert Layer().act(low[None], ONE[None], True) is Layer().loss(ONE) is LOW
 
 
 def test_a_registered_method_of_one_instance_is_not_that_of_all() -> None:

@@ -5,6 +5,7 @@ No public call chooses what fits and what does not, and a search for each answer
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import replace
 
@@ -18,16 +19,18 @@ import hmp
 import tune_result_kit
 from hmp.core import lists
 from hmp.tools.tune.decisions import Key
+from hmp.tools.tune.probe import Measured
 from hmp.tools.tune.result import percent
 from hmp.tools.tune.search import most_that_fit
 from hmp.tools.tune.task import Task
-from tune_kit import sgd
+from tune_kit import perceptron, sgd, squared
 
 
 def test_the_table_has_the_choice_the_trials_and_how_it_ended() -> None:
     text = str(tune_result_kit.result())
     for each in ("linear", "matmul", "0.62", "habana", "autocast", "loss +4.00%, 1.00% allowed", "seed 0"):
         assert each in text, each
+    assert "loss 0.10% worse and metric 0.11% worse" in text and text.count("(chosen)") == 1
     assert "no bound" in str(tune_result_kit.bare())
     assert "budget is spent" in str(tune_result_kit.result(stopped="budget"))
     slow = tune_result_kit.trial("slow", ("linear",), ratio=1.25)
@@ -38,6 +41,11 @@ def test_the_table_has_the_choice_the_trials_and_how_it_ended() -> None:
 def test_a_change_has_its_sign_and_none_is_no_loss() -> None:
     shown = {0.012: "+1.20%", -0.012: "-1.20%", -0.0: "+0.00%", -1e-6: "under 0.01%", float("nan"): "not finite"}
     assert [percent(change) for change in shown] == list(shown.values())
+
+
+def test_an_op_that_no_gradient_shows_changes_the_loss_by_its_error_and_one_that_cannot_run_by_infinitely_much() -> None:
+    unseen, impossible = Measured(errors=4.0, norms=1.0), Measured(cannot="no kernel", has_gradient=True)
+    assert (unseen.change(1.0), impossible.change(1.0)) == (2.0, math.inf)
 
 
 def searched(order: list[Key], allowed) -> tuple[frozenset[Key], list[Key], int]:
@@ -74,6 +82,18 @@ def test_what_is_left_out_is_one_too_many(changes: list[float], bound: float) ->
     assert found | set(barred) == set(order)
     for key in barred:
         assert sum(of[each] for each in {*found, key}) > bound - 1e-9
+
+
+@pytest.mark.parametrize(("plain", "allowed", "best"), [(0.5, 0.1, "no lists"), (0.79, 0.1, "habana"), (0.79, 0.02, "no lists")])
+def test_the_best_in_the_budget_is_within_each_bound_and_faster_than_noise(plain: float, allowed: float, best: str, monkeypatch) -> None:
+    seconds = {"habana": 0.8, "no lists": plain}
+    monkeypatch.setattr(Task, "timed", lambda task, policy, about: seconds.get(policy.name, 1.0) if policy is not None else 1.0)
+    model, batches = perceptron()
+    given = {"metric": lambda m: 4.0 - 0.1 * (m.first(batches[0]).dtype is not torch.float32), "tolerance": {"loss": 1, "metric": allowed}}
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=3, max_trials=5, start="habana", **given)
+    assert (result.stopped, len(result.trials), result.best.name, result.best.fits) == ("budget", 5, best, True)
+    assert (result["float32"].ratio, result["no lists"].ratio) == (1.0, plain)
+    assert result["habana"].metric_change == pytest.approx(0.1 / 4)  # of 4 in float32
 
 
 @pytest.mark.slow
