@@ -228,9 +228,9 @@ def revert_if_unused() -> bool:
 
 @contextmanager
 def patched_as_before() -> Iterator[None]:
-    """Make a context after which no `casts()` that was entered in it keeps torch patched."""
+    """Make a context after which no `casts()` that was entered in it keeps torch patched. In it torch is patched once at most."""
     global _regions_entered
-    before = _regions_entered
+    before, _regions_entered = _regions_entered, True
     try:
         yield
     finally:

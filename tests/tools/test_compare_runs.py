@@ -248,8 +248,11 @@ def test_an_applied_model_is_measured_under_the_moved_policy_and_has_its_own_aga
         assert torch.equal(model(X), model.float()(X)) and model(X).dtype is torch.float32
 
 
-def test_steps_are_counted_and_what_was_not_tried_is_said(capfd: pytest.CaptureFixture[str]) -> None:
-    steps = []
+def test_steps_are_counted_and_what_was_not_tried_is_said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unpatched: None
+) -> None:
+    steps, looked = [], []
+    monkeypatch.setattr(gc, "get_objects", lambda *of, get=gc.get_objects: looked.append(of) or get(*of))  # to patch, and to undo it
 
     class Counts(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
@@ -260,14 +263,13 @@ def test_steps_are_counted_and_what_was_not_tried_is_said(capfd: pytest.CaptureF
     model, x = Counts(*(nn.Linear(16, 16) for _ in range(12))), torch.randn(32, 16)
     found = hmp.compare(model, x, policy(bf16={"linear"}), tolerance=1e-4, progress=True)
     # without hmp, compared, under the policy, and seven trials: the compared one takes as long as three or more
-    assert len(steps) == 3 + 7
+    assert len(steps) == 3 + 7 and len(looked) <= 3
     assert capfd.readouterr().err.count("moved") == 7
     assert found.trials.untried == 7 and "not tried: 7 more moves" in str(found)
     # the rounding is spread over all layers: the op itself is moved, everywhere
     assert [move.entry for move in found.trials.together.moves] == ["linear"] and found.trials.together.output == 0.0
-    steps.clear()
     none = hmp.compare(model, x, policy(bf16={"linear"}), trials=0)
-    assert len(steps) == 3 and "moves were not measured" in str(none) and none.advice == ()
+    assert len(steps) == 3 + 7 + 3 and "moves were not measured" in str(none) and none.advice == ()
     more = hmp.compare(model, x, policy(bf16={"linear"}), trials=20, tolerance=1.0)
     assert more.trials.untried == 0 and len(more.trials.alone) == 12 and more.trials.together is None
 

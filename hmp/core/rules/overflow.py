@@ -158,14 +158,10 @@ def choice_of_integers(op: Op) -> Op:
         dtype = casting.widest(tensors, count_0dim=False) if tensors else torch.float32
         if dtype is torch.float32:
             return op(*args, **kwargs)
-        inside = bounded(args, kwargs, dtype, _integer_within)
+        inside = bounded(args, kwargs, dtype, lambda t, low: casting.within(t, low) if t.dtype in casting.INTEGERS else t)
         return op(*inside[0], **inside[1])
 
     return choice
-
-
-def _integer_within(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return casting.within(value, dtype) if value.dtype in casting.INTEGERS else value
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

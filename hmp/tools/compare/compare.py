@@ -15,6 +15,7 @@ import torch
 
 from ...core.active.regions import disable_casts
 from ...core.casting import dtype_name
+from ...core.convert import patched_as_before
 from ...core.copies import clear_cache
 from ...core.observe import here, listen
 from ...core.policy.policy import Policy
@@ -144,8 +145,9 @@ def compare_under(
         say("comparing each op with float32")
         return _compared(step, chosen, untouched, shift, functools.partial(search, tolerance=tolerance, most=trials, say=say))
 
-    found = compared(policy)
-    return found if against is None else replace(found, against=compared(against))
+    with patched_as_before():
+        found = compared(policy)
+        return found if against is None else replace(found, against=compared(against))
 
 
 def _compared(step: ModelStep, chosen: Policy, untouched: Ends | str, shift: bool, searched: Callable[..., Trials]) -> Comparison:
