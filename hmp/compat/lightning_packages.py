@@ -44,8 +44,7 @@ def without_gaudi() -> list[str]:
 
 def preferred(found: list[str]) -> str:
     """Return the one of the packages that the program has imported; if it has imported both or neither, the first."""
-    imported = [package for package in found if package in sys.modules]
-    return imported[0] if imported else found[0]
+    return next((package for package in found if package in sys.modules), found[0])
 
 
 def _distribution(package: str) -> str:

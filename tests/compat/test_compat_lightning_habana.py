@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 import hmp
 import lightning_kit
+from command_kit import python
 from hmp.compat import habana
 from lightning_kit import HOMES, both_homes, fit, quiet
 from training_by_hand import assert_same_weights, train_by_hand
@@ -61,21 +63,19 @@ def trained(home: str, **kwargs: Any) -> Any:
 
 
 @both_homes
-def test_the_guides_lines(home: str):
+def test_the_guides_lines(home: str, tmp_path: Path):
+    """In a program of their own, which imports one of the packages."""
     lines = GUIDE
     if home == "pytorch_lightning":
         lines = lines.replace("lightning.pytorch", "pytorch_lightning").replace("from lightning ", "from pytorch_lightning ")
-    found: dict[str, Any] = {"silent": {}, "logging": {}}
-    exec(lines, found)
-    said = [(type(each.strategy).__name__, each.precision, each.world_size) for each in found["trainers"]]
+    installed = "from hmp.compat import habana; habana.install('hpu=cpu'); silent = logging = {}"
+    where = "assert all(type(it.accelerator) is HPUAccelerator and it.strategy.root_device.type == 'hpu' for it in trainers)"
+    shown = "print([(type(it.strategy).__name__, it.precision, it.world_size) for it in trainers])"
+    run = python("-c", f"{installed}\n{lines}\n{where}\n{shown}", cwd=tmp_path)
     single = ("SingleHPUStrategy", "32-true", 1)
     mixed = ("SingleHPUStrategy", "bf16-mixed", 1)
-    assert said == [mixed, mixed, single, single, single, ("HPUParallelStrategy", "32-true", 2), single]
-    strategies = HOMES[home].strategies
-    for each in found["trainers"]:
-        assert type(each.accelerator) is found["HPUAccelerator"]
-        assert isinstance(each.strategy, (strategies.SingleDeviceStrategy, strategies.DDPStrategy))
-        assert each.strategy.root_device.type == "hpu"
+    said = [mixed, mixed, single, single, single, ("HPUParallelStrategy", "32-true", 2), single]
+    assert run.stdout.splitlines()[-1:] == [str(said)], run.stderr
 
 
 @both_homes

@@ -19,12 +19,11 @@ from command_kit import ROOT, python
 def test_the_smallest_run_measures_every_part_and_writes_its_report(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     needs_autocasts_lstm()
-    parts = ("--only", ",".join(PARTS), "--name", "ALL_PARTS")
-    done = python("-m", "benchmarks", "--smallest", "--threads", "1", *parts, "--write", tmp_path, cwd=ROOT)
+    done = python("-m", "benchmarks", "--smallest", "--threads", "1", "--only", ",".join(PARTS), "--write", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    written = json.loads((tmp_path / "all_parts.json").read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert written["failures"] == [] and len(written["rows"]) > 40
-    assert (tmp_path / "ALL_PARTS.md").read_text(encoding="utf-8").startswith("# All parts")
+    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8").startswith("# Results")
 
 
 @pytest.mark.native_kernels

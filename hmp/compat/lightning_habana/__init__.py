@@ -59,7 +59,9 @@ def _sources() -> dict[str, Any]:
     """Return each name of `lightning_habana` → the module that has it: hmp's, or one of Lightning 1.8 to 2.0, which has it itself."""
     package = preferred(installed(SHIM))  # before anything here imports the other package
     if not has_gaudi(package):
-        return dict.fromkeys(_ALL, importlib.import_module(f"{__name__}.trainer_classes"))
+        classes = importlib.import_module(f"{__name__}.trainer_classes")
+        strategies = types.SimpleNamespace(**{each.__name__: each for each in classes.strategies_of(package)})
+        return dict.fromkeys(_ALL, classes) | dict.fromkeys(_STRATEGIES, strategies)
     homes = {"accelerators": _ACCELERATOR, "plugins": _PRECISION, "strategies": _STRATEGIES}
     return {name: importlib.import_module(f"{package}.{home}") for home, names in homes.items() for name in names}
 

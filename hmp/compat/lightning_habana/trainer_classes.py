@@ -16,7 +16,7 @@ from ..habana import backends, hpu
 from ..habana.device_map import actual_device
 from ..habana.replacements import AttributeReplacements
 from ..lightning import HMPPrecision
-from ..lightning_packages import preferred, without_gaudi
+from ..lightning_packages import without_gaudi
 
 _BASES = tuple(importlib.import_module(f"{package}.accelerators").Accelerator for package in without_gaudi())
 _Accelerators: Any = type("_Accelerators", _BASES, {})
@@ -187,9 +187,6 @@ def strategies_of(package: str) -> tuple[Any, Any, Any]:
     for each in made:
         each.__qualname__, each.__module__ = each.__name__, __name__
     return made
-
-
-SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(without_gaudi()))
 
 
 # --- what Lightning's Trainer takes ---
