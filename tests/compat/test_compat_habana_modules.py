@@ -81,10 +81,7 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
             "import habana_frameworks.torch.hpex.experimental.transformer_engine.recipe",
             "transformer_engine needs a Gaudi, which this machine lacks; name the ops in hmp's fp8.txt",
         ),
-        (
-            "from habana_frameworks.mediapipe.mediapipe import MediaPipe",
-            "mediapipe needs a Gaudi, which this machine lacks; it decodes on",
-        ),
+        ("from habana_frameworks.mediapipe.mediapipe import MediaPipe", "mediapipe needs a Gaudi, which this machine lacks; it decodes on"),
     ],
 )
 def test_what_there_is_not_is_an_import_error_that_says_what_there_is(statement: str, said: str) -> None:
@@ -130,12 +127,7 @@ def test_initialize_distributed_hpu_tells_what_it_was_given_or_what_the_launcher
     assert [os.environ[name] for name in names] == ["4", "3", "1"]
 
 
-REAL = {
-    "__init__.py": "",
-    "torch/__init__.py": "",
-    "torch/core.py": "def mark_step():\n    return 'real'\n",
-    "torch/hpex/__init__.py": "",
-}
+REAL = {"__init__.py": "", "torch/__init__.py": "", "torch/core.py": "def mark_step():\n    return 'real'\n", "torch/hpex/__init__.py": ""}
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from torch import nn
 
 import devices_here
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, all_same, preset, synchronize, tensor
+from device_kit import BF16, DEVICE, F16, F32, all_same, apart, preset, synchronize, tensor
 
 
 class Attention(nn.Module):
@@ -107,7 +107,12 @@ def test_apply_equals_torch_autocast(name: str, training: bool, dtype: torch.dty
             want = _run(name, _autocast(dtype), training)
         except RuntimeError as error:
             pytest.skip(f"torch.autocast raises: {error}")
-        all_same(_run(name, lambda model: hmp.apply(model, policy), training), want, name)
+        ours = _run(name, lambda model: hmp.apply(model, policy), training)
+    if DEVICE != "xla":
+        all_same(ours, want, name)
+    else:  # which fuses other ops where a cast is used again, and sums in another order
+        assert [t.dtype for t in ours] == [t.dtype for t in want]
+        assert apart(*(torch.cat([t.float().flatten() for t in found]) for found in (ours, want))) < 0.02
 
 
 def test_the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default() -> None:

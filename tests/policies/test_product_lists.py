@@ -29,8 +29,7 @@ def layer(*shape: int) -> tuple[torch.nn.Linear, torch.Tensor]:
 @pytest.mark.parametrize("name", ["softmax", "conv2d", "*", "linear.autocast", "softmax @ head"])
 def test_what_is_no_product_is_refused(name: str) -> None:
     with pytest.raises(
-        hmp.errors.OpListError,
-        match=r"the FP8 list expected a matrix product .linear, matmul.*, got |on the FP8 list; for that one write",
+        hmp.errors.OpListError, match=r"the FP8 list expected a matrix product .linear, matmul.*, got |on the FP8 list; for that one write"
     ):
         hmp.Policy(fp8={name})
 
@@ -55,8 +54,7 @@ def test_it_is_saved_and_loaded_and_told_as_json(tmp_path: Path) -> None:
 
 def test_an_in_place_form_is_refused_with_the_reason_and_explained_as_what_it_does() -> None:
     with pytest.raises(
-        hmp.errors.OpListError,
-        match=r"expected a matrix product \(linear.*, got 'addmm_', which writes into its input and keeps its dtype",
+        hmp.errors.OpListError, match=r"expected a matrix product \(linear.*, got 'addmm_', which writes into its input and keeps its dtype"
     ):
         hmp.Policy(fp8={"addmm_"})
     policy = hmp.Policy(fp8={"addmm"})

@@ -257,7 +257,6 @@ def test_p3_every_product_is_of_the_values_that_are_there() -> None:
     examples = max(4, settings.default.max_examples)
     Writes.saved = 0
     run_state_machine_as_test(
-        Writes,
-        settings=settings(max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)),
+        Writes, settings=settings(max_examples=examples, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
     )
     assert Writes.saved > examples, "next to no cast was saved: the lives say nothing about copies"

@@ -152,12 +152,7 @@ def in_each_way(test: Callable[..., None]) -> Callable[..., None]:
 @example(TWICE, "retain_graph", False, "float32")
 @example([Layer("linear", 0), Layer("linear", 0), Layer("linear", 1), Layer("linear", 0)], "plain", True, "")
 @example([Layer("tanh", 0), Layer("heads", 0)], "plain", False, "")
-@given(
-    layers=LAYERS,
-    way=st.sampled_from(WAYS),
-    alias=st.booleans(),
-    kernels=st.sampled_from(["", "float32"]),
-)
+@given(layers=LAYERS, way=st.sampled_from(WAYS), alias=st.booleans(), kernels=st.sampled_from(["", "float32"]))
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 def test_p9_graphs_have_the_gradients_of_explicit_casts(layers: list[Layer], way: str, alias: bool, kernels: str) -> None:
     hmp.revert()

@@ -234,11 +234,7 @@ def _noting_pack(tensor: torch.Tensor) -> torch.Tensor:
 def test_r13_pack_hooks_run_without_casts_as_their_unpack_does() -> None:
     x = torch.randn(3, 3, requires_grad=True)
     w = torch.randn(3, 3, requires_grad=True)
-    ops = {
-        "exp": lambda: x.exp(),
-        "matmul": lambda: torch.matmul(x, w),
-        "layer_norm": lambda: F.layer_norm(x, (3,), w[0]),
-    }
+    ops = {"exp": lambda: x.exp(), "matmul": lambda: torch.matmul(x, w), "layer_norm": lambda: F.layer_norm(x, (3,), w[0])}
     with hmp.casts("habana"):
         for name, op in ops.items():
             op().float().sum().backward()

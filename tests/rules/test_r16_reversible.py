@@ -177,10 +177,7 @@ def test_r16_a_list_of_linear_patches_what_its_results_can_meet(unpatched, torch
 
 @pytest.mark.parametrize("tool", ["summary", "verify", "compare"])
 def test_r16_remove_undoes_the_patches_that_a_tool_made_meanwhile(
-    tool: str,
-    unpatched: None,
-    torch_differences: Callable[[], list[str]],
-    caplog: pytest.LogCaptureFixture,
+    tool: str, unpatched: None, torch_differences: Callable[[], list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
     model, x = hmp.apply(nn.Sequential(nn.Linear(4, 4), nn.GELU()), "habana"), torch.ones(2, 4)
     getattr(hmp, tool)(model, x)

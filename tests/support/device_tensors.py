@@ -33,11 +33,20 @@ torch.set_default_device(DEVICE)
 
 _HOST = "it writes by the CPU's own ways; tests/device/on_caches.py asks the same of the device"
 _CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of other devices alone'
+_WAITS = "whether a dense tensor of the scores' dtype and shape is a mask is asked on the CPU alone: a device would be waited for"
+_THREADS = "a device's thread has another default device"
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
     "test_devices.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
     "test_p3_copies.py": _HOST,
+    "test_r12_infinities_stay_so_and_an_operand_that_needs_a_gradient_gets_the_plain_cast": _WAITS,
+    "test_r12_a_row_that_is_masked_wholly_is_finite_however_the_mask_is_added": _WAITS,
+    "test_r12_a_broadcast_mask_in_the_scores_dtype_is_finite": _WAITS,
+    "test_r13_a_graph_that_was_made_under_a_policy_is_helped_where_backward_runs_outside_of_it": _THREADS,
+    "test_r17_custom_fwd_with_cast_inputs_is_an_island": _CPU_S_AUTOCAST,
+    "test_r18_counted.py": _CPU_S_AUTOCAST,
+    "test_r21_many_uses_have_the_error_of_a_cast_for_each_and_keep_what_autocast_keeps": _CPU_S_AUTOCAST,
     "test_r18_copies.py": _HOST,
     "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     "test_r11_no_instructions.py": "products compute in float32 on processors without instructions alone",
@@ -73,7 +82,10 @@ NOT_ON = {
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
         "test_r12_nested_tensors_are_no_masks": _LAYOUTS,
         "test_r15_plumbing_computes_what_it_computes_without_hmp": _LAYOUTS,
+        "test_r7_a_tangent_in_another_dtype_is_a_mixture_and_no_missing_kernel": "its attention is torch's Python, which takes a mixture",
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
+        "test_r11_op_without_a_low_kernel_runs_in_float32": _LACKS,
+        "test_r11_op_without_a_low_backward_kernel_runs_in_float32_where_a_gradient_is_needed": _LACKS,
         "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": "a profiler sees each of its ops twice, the CPU's too",
         "test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside": "nn.DataParallel scatters by a function of CUDA's",
     },

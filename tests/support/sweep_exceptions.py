@@ -8,14 +8,8 @@ TORCH = "2.13"
 # By op and what differs: differences that are no defects of hmp, in mixtures of dtypes, and of what no patch reaches.
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("diff", "dtype"): "with n=0 torch hands the input back and looks at nothing else, and its promotion is left to torch",
-    (
-        "diff",
-        "raises",
-    ): "with n=0 torch copies the input into out and wants its dtype: its own semantics for a mixture (R7)",
-    (
-        "slice_scatter",
-        "raises",
-    ): "unlisted, and torch accepts the mixture: what it says of an out of another dtype stands (R7)",
+    ("diff", "raises"): "with n=0 torch copies the input into out and wants its dtype: its own semantics for a mixture (R7)",
+    ("slice_scatter", "raises"): "unlisted, and torch accepts the mixture: what it says of an out of another dtype stands (R7)",
     ("where", "raises"): "a float32 number of no dimensions beside bfloat16: what torch says of a float32 out stands (R7)",
     **{
         ("native_layer_norm", what): "a float32 bias without a weight has no kernel in backward; hmp adds a weight of ones, as float32"

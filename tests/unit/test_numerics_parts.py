@@ -71,8 +71,7 @@ def test_tokens_are_compared_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [(0, "-"), (12.34, "12.3 s"), (0.25, "250 ms"), (0.0994, "99.4 ms"), (2e-6, "2 us"), (5e-8, "0.05 us")],
+    ("seconds", "shown"), [(0, "-"), (12.34, "12.3 s"), (0.25, "250 ms"), (0.0994, "99.4 ms"), (2e-6, "2 us"), (5e-8, "0.05 us")]
 )
 def test_a_duration_has_three_digits_in_the_largest_unit_that_it_reaches(seconds: float, shown: str) -> None:
     assert duration(seconds) == shown

@@ -6,16 +6,7 @@ from typing import Any
 
 import torch
 
-from .batches import (
-    Batch,
-    causal,
-    ids,
-    images,
-    masked,
-    right_padded,
-    seq2seq,
-    waves,
-)
+from .batches import Batch, causal, ids, images, masked, right_padded, seq2seq, waves
 from .kit import Model
 
 ENCODERS = (

@@ -116,10 +116,7 @@ def all_of(modes: list[str], raised: list[str] | None = None) -> dict[str, Any]:
     for mode in raised or ():
         raises(mode)
     found: dict[str, Any] = {
-        mode: {
-            "compared": compared(mode),
-            "watched": {where: watched(mode, where) for where in ("nowhere", "forward", "after backward")},
-        }
+        mode: {"compared": compared(mode), "watched": {where: watched(mode, where) for where in ("nowhere", "forward", "after backward")}}
         for mode in modes
     }
     found["tensor parallel"] = parallel()
