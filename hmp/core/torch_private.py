@@ -26,7 +26,7 @@ from torch.utils.weak import TensorWeakRef
 from ..errors import HmpError
 
 # The releases of torch that all default tests were run with: docs/releases/versions.json.
-RELEASES_RUN = ("2.7.1", "2.8.0", "2.9.1", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
+RELEASES_RUN = ("2.7.1", "2.8.0", "2.9.1", "2.10.0", "2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 
 
 def release(text: str) -> tuple[int, ...]:
