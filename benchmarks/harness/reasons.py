@@ -16,7 +16,7 @@ _REASONS: tuple[tuple[str, str], ...] = (
     ),
     (r"^inference of a BERT", "the products take the time here, not the casts"),
     (r"inference", "the same frames in less time: torch.autocast casts each weight in C++ at each call, too"),
-    (r"optimizer step|zero_grad", "one Python property or method for each parameter; with foreach=True 1.02 to 1.13"),
+    (r"optimizer step|zero_grad", "one Python property or method for each parameter; optimizers with foreach=True 1.02 to 1.14"),
     (r"^weights used again.*time", "the gradient of each use is cast to float32 before it is summed (R21)"),
     (r"^import hmp", "50 modules of the core"),
     (r"over parameters", "the C library's heap, not a call"),

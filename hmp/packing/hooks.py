@@ -119,7 +119,7 @@ def check_torch() -> None:
     """Raise HmpError if torch does not say whose saved-tensor hooks are active: a checkpoint's would be passed over."""
     if saved_tensors_hooks is None:
         raise HmpError(
-            f"a saved list needs a torch that says whose saved-tensor hooks are active (2.9 does), got {torch.__version__}; leave out the "
+            f"a saved list needs a torch that says whose saved-tensor hooks are active (2.8 does), got {torch.__version__}; leave out the "
             "saved list, or upgrade torch"
         )
 
