@@ -171,6 +171,10 @@ def test_check_of_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["check", str(path)]) == 2
         assert str(path) in capsys.readouterr().err
     assert main(["check", "--list", "fp32", str(tmp_path / "ops.txt")]) == 0
+    capsys.readouterr()
+    (tmp_path / "bf16.txt").write_bytes(b"linear\n\xff\xfe\n")
+    assert main(["check", str(tmp_path / "bf16.txt")]) == 1
+    assert f"{tmp_path}/bf16.txt:2" in capsys.readouterr().out
 
 
 def test_explain_says_what_a_policy_does_with_an_op(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

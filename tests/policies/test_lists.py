@@ -194,7 +194,10 @@ def test_lists_a_file_that_is_no_list_is_an_error_that_names_it(kind: str, tmp_p
     [
         ({"opt_level": "O3"}, "O1"),
         ({"opt_level": None}, "O1"),
-        ({"opt_level": "o2".upper(), "policy": "habana"}, "policy= and opt_level='O2', which is the policy 'habana-o2', exclude"),
+        (
+            {"opt_level": "2O"[::-1], "policy": "habana"},
+            "policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other",
+        ),
         ({"opt_level": "O2", "fp8_file_path": "fp8.txt"}, "fp8_file_path= and opt_level='O2', whose FP8 list is empty, exclude"),
         ({"fp32_file_path": 3}, "the fp32 list: expected a string or a path, got 3"),
         ({"policy": "habanna"}, "did you mean 'habana'"),
@@ -309,3 +312,5 @@ def test_lists_a_folder_where_a_list_file_is_expected_says_what_to_give(my_lists
     with pytest.raises(hmp.errors.OpListError) as error:
         hmp.convert(bf16_file_path="my_lists")
     assert str(error.value) == said
+    with pytest.raises(hmp.errors.OpListError, match="expected a text file, got a folder"):
+        hmp.Policy.from_env({"LOWER_LIST": "my_lists"})

@@ -123,6 +123,8 @@ def test_diff_says_on_which_lists_a_name_is() -> None:
         (lambda: hmp.Policy(bf16="gelu"), r"bf16= expected a set of op names, got 'gelu'"),
         (lambda: hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "use_torch_autocast": True}), r"both set"),
         (lambda: hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "hmp_bf16_ops": "relu"}), r"hmp_bf16_ops"),
+        (lambda: hmp.Policy(bf16={3}), r"bf16= expected a set of op names, got \(3,\)"),
+        (lambda: hmp.Policy(promote=3), r"promote= expected a set of op names, got 3"),
         (lambda: hmp.Policy.from_dict(3), r"Policy\.from_dict\(\) .* int"),
         (lambda: hmp.Policy.load(3), r"Policy\.load\(\) .* int"),
         (lambda: hmp.Policy.from_files(3), r"expected a string or a path, got 3"),
@@ -320,6 +322,12 @@ def test_a_base_may_have_a_base_and_lines_for_single_modules(tmp_path: Path) -> 
     with hmp.record() as report:
         model(torch.randn(16, 32))
     assert [row.compute for row in report.rows if row.op == "linear"] == ["float8_e4m3fn", "bfloat16"]
+
+
+def test_fp8_needs_a_model_and_says_so() -> None:
+    with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* needs a model, .* use hmp.apply\(model, policy\)"):
+        hmp.convert(policy="fp8")
+    assert not hmp.is_converted()
 
 
 def test_save_writes_over_what_it_wrote_and_never_over_what_somebody_else_did(tmp_path: Path) -> None:

@@ -248,9 +248,7 @@ def test_an_applied_model_is_measured_under_the_moved_policy_and_has_its_own_aga
         assert torch.equal(model(X), model.float()(X)) and model(X).dtype is torch.float32
 
 
-def test_steps_are_counted_and_what_was_not_tried_is_said(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, unpatched: None
-) -> None:
+def test_steps_are_counted_and_what_was_not_tried_is_said(capfd, monkeypatch, unpatched) -> None:
     steps, looked = [], []
     monkeypatch.setattr(gc, "get_objects", lambda *of, get=gc.get_objects: looked.append(of) or get(*of))  # to patch, and to undo it
 

@@ -147,6 +147,21 @@ def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() ->
     assert abs(tuned / plain - 1) <= 0.02
 
 
+@pytest.mark.slow
+def test_a_metric_and_the_loss_are_bounds() -> None:
+    def accuracy(model: torch.nn.Module) -> float:
+        with torch.no_grad():
+            x = perceptron()[1][0]
+            return float(((model(x) > 0.125).float() == (x[:, :8] > 0).float()).float().mean())
+
+    model, batches = perceptron()
+    asked = {"metric": 0.0, "loss": 0.0005}
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, metric=accuracy, tolerance=asked, objective="memory")
+    assert result.best.metric >= result["float32"].metric
+    plain, tuned = (by_itself(perceptron, squared, policy, STEPS) for policy in (None, result.policy))
+    assert abs(tuned / plain - 1) <= 0.0005
+
+
 def test_ctrl_c_leaves_the_best_lists_so_far(tmp_path) -> None:
     calls = []
 
@@ -169,6 +184,7 @@ def test_ctrl_c_leaves_the_best_lists_so_far(tmp_path) -> None:
 def test_empty_lists_are_tried_where_time_counts_and_can_be_loaded(tmp_path) -> None:
     model, batches = perceptron()
     result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=3, max_trials=5, tolerance=0.0, folder=tmp_path)
+    assert result["no lists"].fits
     assert not (result["no lists"].policy.bf16 or result["no lists"].policy.fp32 or result["no lists"].policy.promote)
     assert result["no lists"].loss == result["float32"].loss
     assert hmp.Policy.load(tmp_path) == result.policy

@@ -64,7 +64,7 @@ def computed_in_float32() -> frozenset[torch.dtype]:
 
 def _flag(of_mkldnn: bool | None, of_arm: str) -> bool:
     is_arm = platform.machine() in ("arm64", "aarch64")
-    return is_arm and bool(torch_private.cpu_capabilities().get(of_arm)) if of_mkldnn is None else of_mkldnn
+    return (is_arm and bool(torch_private.cpu_capabilities().get(of_arm))) if of_mkldnn is None else of_mkldnn
 
 
 # Whether the processor has instructions for products in a dtype. A flag decides and no clock, so that results do not depend on what else
