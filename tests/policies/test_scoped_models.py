@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import pickle
 import re
@@ -51,7 +52,7 @@ def test_scope_both_lists_in_one_scope_are_refused_and_in_two_are_not(tmp_path: 
     assert hmp.Policy(bf16={"mul @ a"}, promote={"mul @ a"}).scoped
 
 
-SCOPED = hmp.Policy("mine", bf16={"linear", "softmax", "gelu @ a.?"}, fp32={"softmax @ decoder.*", "*"}, promote={"add @ *"})
+SCOPED = hmp.Policy("mine", bf16={"linear", "softmax", "gelu @ a.?"}, fp32={"softmax @ decoder.*", "*"}, promote={"add @ *"}, fp8={"mm"})
 
 
 @pytest.mark.parametrize(
@@ -62,10 +63,11 @@ SCOPED = hmp.Policy("mine", bf16={"linear", "softmax", "gelu @ a.?"}, fp32={"sof
         lambda policy, folder: pickle.loads(pickle.dumps(policy)),
         lambda policy, folder: copy.deepcopy(policy),
         lambda policy, folder: policy.replace(dtype="float16").replace(dtype="bfloat16"),
+        lambda policy, folder: dataclasses.replace(policy, name="another"),
         lambda policy, folder: policy.replace(fp32={"*"}, scoped=()).replace(fp32={"softmax @ decoder.*", "*"}).replace(
             bf16=policy.bf16 | {"gelu @ a.?"}, promote={"add @ *"}),
     ],
-    ids=["folder", "dict", "pickle", "deepcopy", "dtype", "entries"],
+    ids=["folder", "dict", "pickle", "deepcopy", "dtype", "dataclasses", "entries"],
 )  # fmt: skip
 def test_scope_entries_travel_with_the_policy(tmp_path: Path, again):
     found = again(SCOPED, tmp_path)

@@ -72,7 +72,7 @@ class Policy:
     # (list, name) → the entry with the file and line, for messages
     origin: Mapping[tuple[ListName, str], ListEntry] = field(compare=False, repr=False)
     _more: tuple[tuple[str, Any], ...]  # the other lists that are not empty, and the words that are not the default
-    _entries: frozenset[tuple[ListName, str]] = field(repr=False)  # of `scoped`, for equality
+    _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class Policy:
         origin: Mapping[tuple[ListName, str], ListEntry] | None = None,
         **more: Any,
     ) -> None:
+        more = dict(more.pop("_more", ())) | more  # as dataclasses.replace() gives it
         words, given = folders.words(), {"bf16": bf16, "fp32": fp32, "promote": promote, **more}
         unknown = [each for each in more if each not in words and each not in lists.names()]
         if unknown:
@@ -440,8 +441,7 @@ class Policy:
             True
         """
         changed = self.name if set(changes) <= {"name", "dtype"} else f"{self.name.removesuffix(' (changed)')} (changed)"
-        changes.setdefault("name", changed)
-        return self._with(**changes)
+        return self._with(**{"name": changed, **changes})
 
     def _with(self, **changes: Any) -> Policy:
         return type(self)(**{**self._arguments, **changes})
