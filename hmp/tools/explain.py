@@ -150,7 +150,8 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     described = lists.kind_of(source.list_name).described(policy)
     done = _done(op, rule) + (f" ({described})" if described and rule is lists.kind_of(source.list_name).rule else "")
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
-    return done + spelled + ("" if rule is registry.FP32_LIST else _without_kernel(op) + _without_instructions(op, policy.dtype))
+    in_float32 = rule.dtype is not None and rule.dtype(policy.dtype) is torch.float32
+    return done + spelled + ("" if in_float32 else _without_kernel(op) + _without_instructions(op, policy.dtype))
 
 
 def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
@@ -161,9 +162,8 @@ def _added(op: str, listed: Listed, policy: Policy) -> Iterator[str]:
 
 
 def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
-    if sites.writes_first(op) or table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
-        return ""
-    wide = [dtype for dtype in dtypes if dtype in emulation.computed_in_float32()]
+    is_slow = not sites.writes_first(op) and not table.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op))
+    wide = [dtype for dtype in dtypes if is_slow and dtype in emulation.computed_in_float32()]
     reasons = "; ".join(dict.fromkeys(map(emulation.why, wide)))
     return f"; {registry.NO_INSTRUCTIONS.sentence}: {reasons}" if wide else ""
 

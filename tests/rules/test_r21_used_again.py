@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+import autocast_kit
 import hmp
 from low_kernels_kit import products_as_computed
 from oracle import kept_for_backward
@@ -250,6 +251,8 @@ NO_SUMS = ("lstm",)  # torch's kernel sums in float32 itself
 @pytest.mark.parametrize("name", LAYERS)
 def test_r21_many_uses_have_the_error_of_a_cast_for_each_and_keep_what_autocast_keeps(name: str) -> None:
     make, shape = LAYERS[name]
+    if name == "lstm":
+        autocast_kit.needs_autocasts_lstm()
     torch.manual_seed(0)
     model, xs = Steps(make()), torch.randn(MANY, *shape)
 

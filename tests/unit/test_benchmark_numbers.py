@@ -95,6 +95,7 @@ def squares(model: nn.Linear, x: torch.Tensor) -> Callable[[], None]:
     return step
 
 
+@pytest.mark.native_kernels
 def test_saved_bytes_count_a_storage_once_and_no_parameters() -> None:
     model, x = nn.Linear(8, 8, bias=False), torch.rand(4, 8)
     for given in ({"model": model}, {}):
