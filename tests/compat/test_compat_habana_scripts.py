@@ -9,27 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from command_kit import RUN, python, two_ranks
+from command_kit import ROOT, RUN, python, two_ranks
 from hmp.compat import habana
 
-# The usage example that Habana published for HMP.
-EXAMPLE = """\
-import torch
-from habana_frameworks.torch.hpex import hmp
-
-x = torch.randn(64, 1024, device=torch.device("hpu"))
-y = torch.randn(64, 512, device=torch.device("hpu"))
-hmp.convert(bf16_file_path="", fp32_file_path="", isVerbose=False)
-model = torch.nn.Linear(1024, 512).to(torch.device("hpu"))
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for t in range(500):
-    y_pred = model(x)
-    loss = torch.nn.functional.mse_loss(y_pred, y)
-    optimizer.zero_grad()
-    loss.backward()
-    with hmp.disable_casts():
-        optimizer.step()
-"""
+# The usage example that Habana published for HMP, as the tutorial has it.
+EXAMPLE = (ROOT / "docs" / "tutorials" / "from_an_hmp_script.py").read_text().partition('SCRIPT = """\\\n')[2].partition('"""')[0]
 
 
 @pytest.mark.native_kernels

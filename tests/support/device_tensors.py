@@ -58,6 +58,7 @@ NOT_ON_A_DEVICE = {
 _LAYOUTS = "the device has strided tensors alone"
 _LACKS = "its kernels are the CPU's, whose lacks hmp knows as the CPU's"
 _MIXES = "XLA computes with a mixture that torch's kernels refuse"
+_CHOOSES = "where() gives XLA the dtype of a 0-dim value, an integer's too, in plain torch"
 _TAKES = "XLA writes what does not fit into integers"
 _WARNS = "torch_xla makes torch believe that there is CUDA's autocast, and nothing warns"
 _KERNELS = "it is about kernels that the CPU lacks; tests/device/on_rules.py asks which the device has"
@@ -91,11 +92,18 @@ NOT_ON = {
     },
     "xla": {
         "test_r7_r11_a_refused_call_is_not_tried_again_where_a_hook_is": _MIXES,
+        "test_r7_a_mixture_under_a_mode_raises_torchs_own_error_and_the_mode_sees_it_once": _MIXES,
+        "test_r7_a_tangent_in_another_dtype_is_a_mixture_and_no_missing_kernel": _MIXES,
+        "test_r7_outside_of_a_policy_a_mixture_raises_what_torch_raises": _MIXES,
         "test_r12_integers_keep_torchs_error": _TAKES,
+        "test_r6_an_unlisted_op_takes_an_out_of_one_of_its_inputs_dtypes": _TAKES,
         "test_r5_what_has_an_input_that_is_no_castable_tensor_is_left_to_torch": _TAKES,
         "test_r13_a_low_gradient_and_a_float32_weight_meet_in_a_users_backward": _MIXES,
         "test_r13_disable_casts_around_backward_leaves_torch_exactly_torch_in_it": _MIXES,
         "test_r10_the_views_of_a_sparse_tensor_are_not_cast": _LAYOUTS,
+        "test_r9_a_norm_of_nested_tensors_has_no_mixed_kernel": _LAYOUTS,
+        "test_r9_sums_of_rows_are_of_cast_rows_but_where_the_gradient_is_sparse": _LAYOUTS,
+        "test_r11_op_without_a_low_backward_kernel_runs_in_float32_where_a_gradient_is_needed": _LACKS,
         "test_r11_op_without_a_low_kernel_runs_in_float32": "XLA has one of those kernels",
         "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
         "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
@@ -112,6 +120,12 @@ NOT_ON = {
         "test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient": _LAYOUTS,
         "test_r9_transformers_models_are_the_same_when_made_or_loaded_after_convert": "safetensors writes none of XLA's tensors",
         "test_r15_gradcheck_passes_and_casts_nothing": "XLA compiles a program for each of its evaluations, for minutes",
+        "test_r16_remove_undoes_the_patches_that_a_tool_made_meanwhile[compare]": "compare() refuses XLA",
+        "test_r10_a_view_of_a_subclass_is_its_view": "torch's subclass of two tensors has no views there, in plain torch too",
+        "test_r12_a_row_that_is_masked_wholly_by_a_choice_is_finite": _CHOOSES,
+        "test_r12_sums_of_masks_in_compiled_code_are_those_of_eager_code": _CHOOSES,
+        "test_r9_statistics_of_a_third_dtype_are_written_in_training_alone": "plain torch_xla takes no mixture in a batch norm on the CPU",
+        "test_r9_norms_with_float32_weights_give_under_vmap_what_they_give_without": "plain torch_xla has no such gradient either",
         "test_r15_a_closure_runs_as_if_it_were_called_outside": "XLA compiles a step of LBFGS for minutes, in plain torch too",
     },
 }
