@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import hmp
 
-STEPS, POLICY = 12, "torch-cpu"  # the lists of torch.autocast; habana's, by which convert() goes, make the same of this model
+STEPS, POLICY = 12, "torch-cpu"  # the lists of torch.autocast; habana's, by which convert() goes, make the same of this model, but round
+# what DeepSpeed itself multiplies
 # "apply" before what the engine does to the model, and behind it; "convert" first, as ZeRO-3 replaces F.linear for the process's life
 WAYS = ("convert", "float32", "autocast", "apply", "apply behind")
 Step = Callable[[Tensor, Tensor], float]
@@ -143,7 +144,7 @@ def run(engine: str, way: str) -> dict[str, Any]:
     net = WithIsland()
     if way == "autocast":
         net.forward = torch.autocast("cpu", torch.bfloat16)(net.forward)
-    with hmp.convert(policy="habana") if way == "convert" else contextlib.nullcontext():
+    with hmp.convert(policy=POLICY if engine.startswith("zero") else "habana") if way == "convert" else contextlib.nullcontext():
         if way == "apply":
             hmp.apply(net, POLICY)
         step = ENGINES[engine](net, lambda model: hmp.apply(model, POLICY) if way == "apply behind" else model)
