@@ -62,6 +62,7 @@ def trained(home: str, **kwargs: Any) -> Any:
     return fit(home, **{"accelerator": its().HPUAccelerator(), **kwargs})
 
 
+@pytest.mark.slow
 @both_homes
 def test_the_guides_lines(home: str, tmp_path: Path):
     """In a program of their own, which imports one of the packages."""
@@ -72,8 +73,7 @@ def test_the_guides_lines(home: str, tmp_path: Path):
     where = "assert all(type(it.accelerator) is HPUAccelerator and it.strategy.root_device.type == 'hpu' for it in trainers)"
     shown = "print([(type(it.strategy).__name__, it.precision, it.world_size) for it in trainers])"
     run = python("-c", f"{installed}\n{lines}\n{where}\n{shown}", cwd=tmp_path)
-    single = ("SingleHPUStrategy", "32-true", 1)
-    mixed = ("SingleHPUStrategy", "bf16-mixed", 1)
+    single, mixed = ("SingleHPUStrategy", "32-true", 1), ("SingleHPUStrategy", "bf16-mixed", 1)
     said = [mixed, mixed, single, single, single, ("HPUParallelStrategy", "32-true", 2), single]
     assert run.stdout.splitlines()[-1:] == [str(said)], run.stderr
 

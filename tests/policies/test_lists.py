@@ -195,7 +195,7 @@ def test_lists_a_file_that_is_no_list_is_an_error_that_names_it(kind: str, tmp_p
         ({"opt_level": "O3"}, "O1"),
         ({"opt_level": None}, "O1"),
         (
-            {"opt_level": "2O"[::-1], "policy": "habana"},
+            {"opt_level": "o2".upper(), "policy": "habana"},
             "policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other",
         ),
         ({"opt_level": "O2", "fp8_file_path": "fp8.txt"}, "fp8_file_path= and opt_level='O2', whose FP8 list is empty, exclude"),

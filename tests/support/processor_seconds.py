@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-MOST = float(os.environ.get("HMP_TEST_SECONDS", "10"))  # what a test is the first to import counts: Lightning takes 6
+MOST = float(os.environ.get("HMP_TEST_SECONDS", "1.5"))
 
 
 def _now() -> float:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import hmp
 
-STEPS, POLICY = 12, "torch-cpu"  # the lists of torch.autocast; habana's, by which convert() goes, make the same of this model, but round
-# what DeepSpeed itself multiplies
+# the lists of torch.autocast; habana's make the same of this model, but round what DeepSpeed itself multiplies
+STEPS, POLICY = 12, "torch-cpu"
 # "apply" before what the engine does to the model, and behind it; "convert" first, as ZeRO-3 replaces F.linear for the process's life
 WAYS = ("convert", "float32", "autocast", "apply", "apply behind")
 Step = Callable[[Tensor, Tensor], float]
