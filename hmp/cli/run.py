@@ -200,12 +200,11 @@ def _recorded(name: str) -> Iterator[None]:
             yield
         finally:
             target = of_rank(Path(name))
-            if target.suffix == ".html":
-                report.to_html(target)
-            elif target.suffix == ".json":
-                report.to_json(target)
+            if write := {".html": report.to_html, ".json": report.to_json}.get(target.suffix):
+                write(target)
             else:
                 target.write_text(f"{report}\n", encoding="utf-8")
+            print(f"hmp run: report written: {target}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
 @BRIDGED
+@pytest.mark.slow
 def test_where_nobody_but_the_program_imports_hmp_the_casts_are_in_the_graph_and_follow_the_policy(tmp_path):
     """The fixtures of these tests import modules of hmp that a program does not. hmp itself does not import Dynamo."""
     alone(
