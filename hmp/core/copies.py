@@ -1,9 +1,12 @@
 """Copies in another dtype of weights and activations that are used again inside one call (R18, R21).
 
+Only what requires a gradient has copies, as under torch.autocast. Inputs, buffers, frozen weights and all that inference computes may be
+written by numpy, a collective or a kernel that no tensor counts; each of their uses is a cast of its own.
+
 A copy lives inside the outermost `casts()` block or call of a model of its thread (`active.state.Running`), and is used again there while
 the version and the address of what it was made of are the same, and no optimizer has stepped. Nothing outlives that call but what a graph
-holds: between calls code writes weights in ways that no tensor counts (`.data`, numpy, C++). Elsewhere, and in traces, transforms and other
-code's dispatch modes, each use is a cast of its own.
+holds: between calls code writes weights, too, in ways that no tensor counts (`.data`, numpy, C++). Elsewhere, and in traces, transforms and
+other code's dispatch modes, each use is a cast of its own.
 
 A weight that is used once is cast and forgotten: of which weights a copy pays is learnt from the calls before.
 """
@@ -27,9 +30,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled, _inference_mode = torch.is_grad_enabled, torch.is_inference_mode_enabled
 _detach, _strided = Tensor.detach, torch.strided
 
-# Bytes of an activation from which its copy is found again: below, that takes longer than a cast. Without a gradient nothing is saved but
-# the cast. Measured in training steps and in inference. Not numel(), an op in a trace.
-LEAST, LEAST_WITHOUT_GRAPH = 2**15, 2**20
+# Bytes of an activation from which its copy is found again: below, that takes longer than a cast. Measured in training steps.
+# Not numel(), an op in a trace.
+LEAST = 2**15
 # After so many activations of one origin whose copies nobody used again, the next ones are cast, but for one in _LOOK_AGAIN. Of so many
 # weights or origins something is known at a time.
 _SEEN_ENOUGH, _LOOK_AGAIN, _MOST = 32, 31, 2**16
@@ -52,8 +55,8 @@ def wrote() -> None:
 def clear_cache() -> None:
     """Forget all low-precision copies, and which weights are used again: to be called after a write that PyTorch does not count.
 
-    Copies live only inside the outermost `casts()` block, or the call of a model. Inside one, hmp does not notice a write to a weight
-    through numpy, a raw address, or an alias such as `weight.data.add_(1)`.
+    Copies live only inside the outermost `casts()` block, or the call of a model. Inside one, hmp does not notice a write to a trainable
+    weight through numpy, a raw address, or an alias such as `weight.data.add_(1)`.
 
     Example:
         >>> hmp.memory.clear_cache()
@@ -100,14 +103,13 @@ class _Copy:
 
 
 class Copies:
-    """The copies of one call: of weights by id, dtype and mode, and of activations by id, which a graph holds, or `last`."""
+    """The copies of one call: of weights by id, dtype and mode, and of activations by id, which a graph holds."""
 
-    __slots__ = ("activations", "cast_once", "last", "saved", "weights")
+    __slots__ = ("activations", "cast_once", "saved", "weights")
 
     def __init__(self) -> None:
         self.weights: dict[tuple[int, torch.dtype, int], _Copy] = {}
         self.activations: dict[tuple[int, torch.dtype], _Copy] = {}
-        self.last: Tensor | None = None  # the last copy that no graph holds
         self.cast_once: dict[int, tuple[int, object]] = {}  # weights that were: their version, and `_writes` then
         self.saved = 0  # casts that a copy saved
 
@@ -149,11 +151,11 @@ def shared_cast(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) ->
     if tensor.dtype is dtype or _compiling() or trace_here() is not None or (dtype is torch.float32 and has_float32_gradient(tensor)):
         return cast(tensor, dtype)
     is_weight = type(tensor) is _Parameter and tensor.is_leaf  # detach_() cuts others from their graph, and counts no write
-    if tensor.layout is not _strided or tensor.is_inference() or not (is_weight or type(tensor) is Tensor):
+    if tensor.layout is not _strided or not tensor.requires_grad or tensor.is_inference() or not (is_weight or type(tensor) is Tensor):
         return cast(tensor, dtype)
-    trains = _grad_enabled() and tensor.requires_grad
+    trains = _grad_enabled()
     if not (is_weight or by_step):
-        if tensor.is_nested or tensor.nbytes < (LEAST if trains else LEAST_WITHOUT_GRAPH):
+        if not trains or tensor.is_nested or tensor.nbytes < LEAST:
             return cast(tensor, dtype)
         origin = tensor.nbytes, type(tensor.grad_fn)
         in_vain = _in_vain[origin] = _in_vain.get(origin, 0) + 1
@@ -161,7 +163,7 @@ def shared_cast(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) ->
             return TO[dtype](tensor)
     copies = _here()
     if copies is not None and not (is_weight or by_step):
-        return _of_activation(copies, tensor, dtype, trains)
+        return _of_activation(copies, tensor, dtype)
     found = _of_weight(copies, tensor, dtype, trains) if copies is not None and is_weight else None
     if found is not None:
         return found.cast  # type: ignore[no-any-return]
@@ -194,7 +196,7 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
         return None
     used: list[_Copy | None] = []
     for weight in weights:
-        found = copies.weights.get(_key(weight, dtype)) if type(weight) is _Parameter else None
+        found = copies.weights.get(_key(weight, dtype)) if type(weight) is _Parameter and weight.requires_grad else None
         if weight is not None and (found is None or not found.is_of(weight)):  # None: a cell without biases
             return None
         used.append(found)
@@ -205,7 +207,7 @@ def found_for(weights: Iterable[Tensor | None], dtype: torch.dtype) -> list[Tens
 
 
 def _key(weight: Tensor, dtype: torch.dtype) -> tuple[int, torch.dtype, int]:
-    return id(weight), dtype, 2 * _inference_mode() + (_grad_enabled() and weight.requires_grad)
+    return id(weight), dtype, 2 * _inference_mode() + _grad_enabled()
 
 
 def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool) -> _Copy | None:
@@ -234,24 +236,19 @@ def _of_weight(copies: Copies, weight: Tensor, dtype: torch.dtype, trains: bool)
     return found
 
 
-def _of_activation(copies: Copies, tensor: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
+def _of_activation(copies: Copies, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     key = id(tensor), dtype
     found = copies.activations.get(key)
     made = found.cast() if found is not None and found.is_of(tensor) else None
-    # an inference tensor has no version, and no graph may save it
-    if made is None or (_grad_enabled() if made.is_inference() else made._version):
+    if made is None or made._version:
         found = _Copy(tensor, WeakTensor(tensor))
         made = cast(tensor, dtype)
         found.cast = WeakTensor(made)
         copies.activations[key] = found
-        if not made.requires_grad:
-            copies.last = made
         return made
     copies.saved += 1
     _in_vain[tensor.nbytes, type(tensor.grad_fn)] = 0
-    if trains:
-        return _node_of(tensor, _detach(made))
-    return _detach(made) if made.requires_grad else made  # it needed a gradient when the copy was made
+    return _node_of(tensor, _detach(made))
 
 
 # --- several uses of one copy, whose gradients are summed in the dtype of what was cast (R21) -------------------------------

@@ -39,9 +39,12 @@ def plain(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def linear(cast: Cast, *given: Tensor) -> Tensor:
+    return (F.linear if cast is plain else as_computed(F.linear))(*map(cast, given))
+
+
 def once(layer: nn.Module, x: Tensor, cast: Cast) -> Tensor:
-    given = cast(x), cast(layer.weight), cast(layer.bias)
-    return (F.linear if cast is plain else as_computed(F.linear))(*given).float()
+    return linear(cast, x, layer.weight, layer.bias).float()
 
 
 def twice(layer: nn.Module, x: Tensor, cast: Cast) -> Tensor:
@@ -259,16 +262,13 @@ def test_r18_these_programs_use_copies() -> None:
 
 
 def test_r18_memory_at_the_address_of_memory_that_was_freed_is_other_memory() -> None:
-    def frozen() -> nn.Parameter:
-        return nn.Parameter(torch.randn(64, 64), requires_grad=False)
-
-    weight, x = frozen(), torch.randn(2, 64)
+    weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(2, 64)
     with hmp.casts(POLICY), torch.no_grad():
         for _ in range(3):
             F.linear(x, weight)
         first = weight.data_ptr()
-        torch.utils.swap_tensors(weight, frozen())  # which is gone
-        others = [frozen() for _ in range(50)]
+        torch.utils.swap_tensors(weight, nn.Parameter(torch.randn(64, 64)))  # which is gone
+        others = [nn.Parameter(torch.randn(64, 64)) for _ in range(50)]
         torch.utils.swap_tensors(weight, next((each for each in others if each.data_ptr() == first), others[0]))
         found = F.linear(x, weight)
     assert torch.equal(found, as_computed(F.linear)(x.to(LOW), weight.to(LOW)))
@@ -284,6 +284,22 @@ def test_r18_a_write_that_torch_does_not_count_is_seen_when_the_region_has_ended
         alias[:] = alias * 2
     with hmp.casts(POLICY), torch.no_grad():
         assert torch.equal(once(layer, x, plain), once(layer, x, by_hand()))
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_r18_what_requires_no_gradient_is_cast_at_each_use(region: str) -> None:
+    """As under torch.autocast: numpy, collectives and kernels of one's own fill inputs and buffers again without a count."""
+
+    def program(cast: Cast) -> list[Tensor]:
+        weight, x, seen = nn.Parameter(torch.eye(512), requires_grad=False), torch.ones(512, 512), []
+        for _ in range(4):
+            for given in ((x, weight), (x, torch.eye(512)), (torch.eye(512), weight)):
+                seen.append(linear(cast, *given))
+                x.numpy()[:] += 1
+                weight.numpy()[:] += 1
+        return seen
+
+    assert_as_by_hand(program, REGIONS[region])
 
 
 # --- threads and tasks ------------------------------------------------------------------------
@@ -356,10 +372,6 @@ def test_r18_tasks_that_take_turns_have_copies_of_their_own() -> None:
 # --- nothing is left --------------------------------------------------------------------------------------------------------
 
 
-class Broken(Exception):
-    pass
-
-
 @pytest.mark.parametrize("region", REGIONS)
 def test_r18_nothing_is_kept_when_a_region_ends(region: str) -> None:
     layer, x = made()
@@ -375,10 +387,10 @@ def test_r18_nothing_is_kept_when_a_region_ends(region: str) -> None:
 
     def fail() -> None:
         work()
-        raise Broken
+        raise LookupError
 
     def call(program: Callable[[], Any]) -> None:
-        with contextlib.suppress(Broken):
+        with contextlib.suppress(LookupError):
             REGIONS[region](program)
 
     with hmp.convert(policy=hmp.Policy("nothing listed")):

@@ -30,7 +30,7 @@ _CASTABLE = casting.CASTABLE
 _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
-_used_once, _LEAST, _LEAST_WITHOUT_GRAPH = copies.used_once, copies.LEAST, copies.LEAST_WITHOUT_GRAPH
+_used_once, _LEAST = copies.used_once, copies.LEAST
 _note_use = _used_once.__setitem__
 
 
@@ -98,9 +98,11 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
                 if dtype in cast_here and (layout := a.layout) is not _MKLDNN and (has_copies or type(given[-1]) is not _dtype):
                     cast_args = list(given) if cast_args is given else cast_args
                     at_once = in_copies and layout is _strided and (
-                        a.nbytes < (_LEAST if a.requires_grad and _grad_enabled() else _LEAST_WITHOUT_GRAPH)
-                        if kind is Tensor
-                        else _used_once.get(id(a), number := state.outermost_number) != number and _note_use(id(a), number) is None
+                        not a.requires_grad or (
+                            a.nbytes < _LEAST or not _grad_enabled()
+                            if kind is Tensor
+                            else _used_once.get(id(a), number := state.outermost_number) != number and _note_use(id(a), number) is None
+                        )
                     )  # fmt: skip
                     cast_args[i] = to(a) if at_once else caster(a, target)
                     continue
