@@ -108,7 +108,7 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         rule = registry.rule_for(op, source, policy.dtype)
         if rule is None or rule is registry.VIEW:
             continue
-        for site in sites.sites_of(op):
+        for site in (site for name in (op, *sites.namesakes(op)) for site in sites.sites_of(name)):
             if site.is_private and source is None and op not in FORWARDERS:
                 continue  # left to torch, which raises
             ruled = registry.op_rule(site, rule, policy.dtype)
@@ -139,7 +139,7 @@ def _add_list(found: dict[Any, Decision], listed: Listed, policy: Policy, kind: 
 def _candidates(listed: Listed) -> Iterable[str]:
     """Return the ids of all ops that may need a wrapper under a policy with these lists."""
     named = [name for table in listed.by_list.values() for name in table if name != EVERY_OP]
-    unlisted = [name for rule in registry.RULES for name in rule.ops]
+    unlisted = [name for rule in registry.RULES for name in sorted(rule.ops)]  # of ops that are one function the first one's rule counts
     return dict.fromkeys((*with_relatives(named), *with_relatives(unlisted), *(sites.starred() if listed.star is not None else ())))
 
 
@@ -150,11 +150,12 @@ def _with_words(ruled: OpUnderRule, kind: ListKind, policy: Policy) -> OpUnderRu
 
 
 def _add(found: dict[Any, Decision], site: Site, ruled: OpUnderRule, source: ListEntry | None = None) -> None:
-    # one function may have several sites: torch.conv2d is F.conv2d
+    # one function may have several sites: torch.conv2d is F.conv2d, torch.dsmm is torch.mm
     known = found.get(site.original)
-    found[site.original] = (
-        Decision(ruled, (site,), source, source is not None) if known is None else known._replace(sites=(*known.sites, site))
-    )
+    if known is None:
+        found[site.original] = Decision(ruled, (site,), source, source is not None)
+    elif site not in known.sites:
+        found[site.original] = known._replace(sites=(*known.sites, site))
 
 
 @functools.partial(sites.cached, most=8192)

@@ -88,6 +88,14 @@ def test_r2_a_lookup_makes_no_copy_of_the_table() -> None:
     assert "Embedding" in out.grad_fn.next_functions[0][0].name()  # and the look-up took the table as it is
 
 
+@pytest.mark.parametrize("name", ["l1_loss", "mse_loss", "huber_loss"])
+def test_r3_weights_of_a_loss_are_promoted_before_torch_sums_them(name: str) -> None:
+    values, target, weight = torch.rand(3, 50)
+    with hmp.casts(policy(promote={name})):
+        found = getattr(F, name)(values, target, weight=weight.to(BF16))
+    assert torch.equal(found, getattr(F, name)(values, target, weight=weight.to(BF16).float()))
+
+
 def test_r4_a_name_on_both_lists_is_an_error_that_names_it(tmp_path: Path) -> None:
     for name in ("mul", "add", "*"):
         with pytest.raises(hmp.errors.OpListError, match="list") as error, hmp.casts(policy(bf16={name}, fp32={name})):

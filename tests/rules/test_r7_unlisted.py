@@ -43,6 +43,7 @@ def test_r7_the_first_input_is_the_ops_whatever_the_order_of_keywords() -> None:
         found = (
             F.linear(weight=wide, input=low),
             torch.mm(mat2=wide, input=low),
+            torch.dsmm(low, wide),  # torch.mm under another name
             torch.addmm(mat2=wide, mat1=wide, input=low),
             torch.lerp(weight=wide, end=wide, input=low),
         )
