@@ -54,13 +54,11 @@ IN_CODE = {
     if pattern not in (r"\bproducts?\b", r"\bmarks?\b|\bmarked\b")
 } | {r"\blines? of (?:a|the|its|these) lists?\b": "entry"}
 ALLOWED_IN_CODE = {
-    ("compat/habana/device_arguments.py", "dispatcher"): "torch's own",
-    ("core/torch_patches/uncast.py", "dispatcher"): "torch's own",
-    ("core/torch_private.py", "dispatcher"): "torch's own",
-    ("tools/record/overrides.py", "island"): "a kind of violation",
-    ("tools/record/overrides.py", "region"): "a kind of violation",
-    ("tools/record/report.py", "island"): "a kind of violation",
-    ("tools/record/report.py", "region"): "a kind of violation",
+    **{
+        (f"{path}.py", "dispatcher"): "torch's own"
+        for path in ("compat/habana/device_arguments", "core/torch_patches/uncast", "core/torch_private")
+    },
+    **{(f"tools/record/{path}.py", word): "a kind of violation" for path in ("overrides", "report") for word in ("island", "region")},
 }
 MOST = 40  # what is allowed above is counted, too
 LOGS = {"debug", "info", "warning", "error", "warn"}
