@@ -189,14 +189,14 @@ def cast_weights(
 
         kept = list(dtypes)
         if kept and not is_same(kept):
+            before = run.outputs()  # without looking on, under which torch gives other bits for a few ops
             if not is_same([]):
                 raise HmpError("the model's outputs differ for one batch, so the cast weights can't be checked; call model.eval() first")
             kept = _most_of(kept, is_same, [])
-        _cast(model, {tensor: dtypes[tensor] for tensor in kept})
+        _cast(model, low := {tensor: dtypes[tensor] for tensor in kept})
         clear_cache()
     _keep(model, globs)
-    others = dtypes.keys() - set(kept)
-    stays |= {name: "the outputs would change" for name, tensor in found.items() if tensor in others}
+    stays |= {name: "the outputs would change" for name, tensor in found.items() if tensor in dtypes and tensor not in low}
     rows = []
     for name, tensor in found.items():
         (dtype, nbytes), why = was[name], stays[name]

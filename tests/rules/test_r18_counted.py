@@ -75,8 +75,8 @@ def test_r18_a_checkpoint_that_is_recomputed_outside_of_the_region_casts_weights
             loss = checkpoint(twice, x.clone().requires_grad_(), use_reentrant=reentrant).float().square().mean()
         loss.backward()
 
-    of_gradients = 2  # of the second use of weight and bias, which are summed in float32 (R21)
-    most = casts_of(lambda: step(torch.autocast("cpu", LOW))) + of_gradients
+    # and two of gradients, of the second use of weight and bias, which are summed in float32 (R21)
+    most = casts_of(lambda: step(torch.autocast("cpu", LOW))) + 2
     assert casts_of(lambda: step(hmp.casts(policy))) <= most
 
 

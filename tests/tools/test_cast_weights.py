@@ -214,6 +214,12 @@ def test_what_cannot_be_cast_is_told_and_nothing_is(model: Any, options: Any, me
     assert before is None or dtypes(model) == before
 
 
+def test_an_op_that_has_other_bits_while_a_mode_looks_on_is_no_change_of_the_outputs() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Bilinear(64, 64, 8)).eval()
+    model[1].register_forward_pre_hook(lambda _, args: (args[0].float(), args[0].float()))
+    assert low_of(hmp.cast_weights(model, torch.randn(4, 64), "torch-cpu")) == {"0.weight", "0.bias"}
+
+
 @pytest.mark.parametrize("with_batch", [True, False])
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "t5", pytest.param("all", marks=pytest.mark.nightly)])
 def test_a_model_of_the_zoo_has_the_same_bits(name: str, with_batch: bool) -> None:
