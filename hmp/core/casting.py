@@ -6,6 +6,7 @@ import copy
 import functools
 import math
 import numbers
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -201,8 +202,19 @@ def finite_scalar(value: Any, dtype: torch.dtype) -> Any:
 
 
 def overflows(value: object, dtype: torch.dtype) -> bool:
-    """Return True if `value` is a finite real number, Python's or numpy's, beyond the range of `dtype`."""
-    return isinstance(value, numbers.Real) and FINITE_MAX[dtype] < abs(float(value)) < float("inf")
+    """Return True if `value` is a finite real number, Python's, numpy's or a symbolic one, beyond the range of `dtype`."""
+    # a guard of compiled code takes any number to be less than infinity
+    return (number := real(value)) is not None and FINITE_MAX[dtype] < abs(number) <= sys.float_info.max
+
+
+def real(value: object) -> Any:
+    """Return a real number as one that compares as Python's do; None for anything else.
+
+    A symbolic one of compiled code stays itself, so that what is asked of it becomes a guard: float() would make it a constant.
+    """
+    if isinstance(value, (torch.SymFloat, torch.SymInt)):
+        return value if value.node.has_hint() else None
+    return float(value) if isinstance(value, numbers.Real) else None
 
 
 def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:

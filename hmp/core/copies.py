@@ -155,7 +155,8 @@ def shared_cast(tensor: Tensor, dtype: torch.dtype, *, by_step: bool = False) ->
         return cast(tensor, dtype)
     trains = _grad_enabled()
     if not (is_weight or by_step):
-        if not trains or tensor.is_nested or tensor.nbytes < LEAST:
+        # in a transform a tensor of symbolic sizes has no `nbytes`
+        if not trains or tensor.is_nested or not in_plain_autograd() or tensor.nbytes < LEAST:
             return cast(tensor, dtype)
         origin = tensor.nbytes, type(tensor.grad_fn)
         in_vain = _in_vain[origin] = _in_vain.get(origin, 0) + 1

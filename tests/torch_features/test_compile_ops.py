@@ -227,6 +227,25 @@ def test_r9_r12_compiled_running_statistics_move_in_float32_and_masks_stay_finit
     assert norm.num_batches_tracked == 1
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_r12_compiled_a_number_that_varies_saturates_as_one_that_does_not(dynamic):
+    def results(x, number):
+        return [x.masked_fill(x > 0, number), x * number, x + number, number - x]
+
+    compiled, x = torch.compile(results, backend="eager", dynamic=dynamic), torch.ones(2, dtype=torch.float16)
+    hmp.convert(policy=policy(dtype=torch.float16))
+    for number in (1.0, 2.0, -1e9, torch.inf, 3e38, -torch.inf, -3.0):
+        most = torch.inf if abs(number) == torch.inf else 65504.0
+        same(compiled(x, number), [torch.full((2,), each).clamp(-most, most).half() for each in (number, number, 1 + number, number - 1)])
+
+
+def test_compiled_transforms_take_symbolic_sizes():
+    hmp.convert(policy=policy(bf16=["linear"]))
+    compiled = torch.compile(torch.func.grad(lambda x: F.linear(x, Y).float().sum()), backend="eager")
+    for rows in (3, 5, 7):
+        same(compiled(torch.ones(rows, 4)), low(Y).sum(0).float().expand(rows, 4))
+
+
 class Square(torch.autograd.Function):
     """A function of the user's, whose backward uses a listed op."""
 

@@ -13,6 +13,7 @@ import torch
 from .. import casting, copies
 from ..active import state
 from ..casting import FINITE_MAX, Caster, Tensor, each_castable
+from ..torch_private import functorch_level as _level
 from ..torch_private import trace_here as _tracing
 from . import overflow
 from .general import GeneralWrapper
@@ -30,8 +31,7 @@ _CASTABLE = casting.CASTABLE
 _HEEDED = casting.LEFT_TO_TORCH | _CASTABLE
 # torch's own, taken before anything is patched
 _strided, _grad_enabled = torch.strided, torch.is_grad_enabled
-_used_once, _LEAST = copies.used_once, copies.LEAST
-_note_use = _used_once.__setitem__
+_used_once, _note_use, _LEAST = copies.used_once, copies.used_once.__setitem__, copies.LEAST
 
 
 # --- one dtype for all inputs -----------------------------------------------------------------------------------------------
@@ -97,13 +97,12 @@ def _fast_wrapper(general: GeneralWrapper) -> Op:
                 # softmax(dim, float32): nothing is to be cast before that is known
                 if dtype in cast_here and (layout := a.layout) is not _MKLDNN and (has_copies or type(given[-1]) is not _dtype):
                     cast_args = list(given) if cast_args is given else cast_args
-                    at_once = in_copies and layout is _strided and (
-                        not a.requires_grad or (
-                            a.nbytes < _LEAST or not _grad_enabled()
-                            if kind is Tensor
-                            else _used_once.get(id(a), number := state.outermost_number) != number and _note_use(id(a), number) is None
-                        )
-                    )  # fmt: skip
+                    # in a transform a tensor of symbolic sizes has no `nbytes`
+                    at_once = in_copies and layout is _strided and (not a.requires_grad or (
+                        not _grad_enabled() or _level() is not None or a.nbytes < _LEAST
+                        if kind is Tensor
+                        else _used_once.get(id(a), number := state.outermost_number) != number and _note_use(id(a), number) is None
+                    ))  # fmt: skip
                     cast_args[i] = to(a) if at_once else caster(a, target)
                     continue
             elif (

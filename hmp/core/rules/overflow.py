@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,7 +76,7 @@ def _operands(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
 
 def _is_large(value: Any, dtype: torch.dtype) -> bool:
     """Return True if a number or a value of a tensor may take finite numbers beyond `dtype` when it is added."""
-    least, most = casting.bounds(value) if isinstance(value, Tensor) else (float(value), float(value))
+    least, most = casting.bounds(value) if isinstance(value, Tensor) else [casting.real(value)] * 2
     return not (-HARMLESS[dtype] < least and most < HARMLESS[dtype])
 
 
@@ -88,7 +87,7 @@ def _may_be_mask(value: Any, operands: list[Any], dtype: torch.dtype) -> bool:
     are ordinary operands: to look at the values of those would take as long as to add them. `fast.sum_wrapper` has the usual answers.
     """
     if not isinstance(value, Tensor):
-        return isinstance(value, numbers.Real)
+        return casting.real(value) is not None
     is_number = value.dtype in casting.CASTABLE or value.dtype in casting.INTEGERS
     if value.requires_grad or not is_number or not casting.is_dense(value):
         return False
