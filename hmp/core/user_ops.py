@@ -104,6 +104,8 @@ class UserOp:
 
     def wrapper(self, low: Any) -> Callable[..., Any]:
         """Return what is called instead of the function under a policy with this low-precision dtype."""
+        if observe.listeners:
+            return op_wrap(self.function, self.rule(low), observe.listeners)
         if low not in self._wrappers:
             self._wrappers[low] = op_wrap(self.function, self.rule(low))
         return self._wrappers[low]

@@ -129,12 +129,12 @@ def test_only_the_users_own_entries_are_said_to_match_no_call(tmp_path: Path) ->
 
 
 def test_what_a_hook_calls_in_backward_and_what_runs_where_casts_are_off_is_counted_as_left_alone() -> None:
-    x = torch.randn(8, 8, requires_grad=True)
+    x, layer = torch.randn(8, 8, requires_grad=True), torch.nn.Linear(8, 8)
     x.register_hook(torch.tanh)
     with hmp.casts(policy(bf16=["matmul", "tanh"])), hmp.record() as report:
         (x @ x).float().sum().backward()
         with hmp.disable_casts():
-            F.linear(x, x)
+            layer(x)  # one call, whatever is asked of its weights
     assert report.uncast_calls == 2
     assert {"tanh", "linear"}.isdisjoint(row.op for row in report.rows)
 
@@ -178,6 +178,17 @@ def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
     }
     assert report.uncast_calls == 0
     assert "mse_loss" not in report.never_called
+
+
+def test_a_decorated_function_is_one_op_of_its_list() -> None:
+    @hmp.bf16_function
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return x @ x
+
+    with hmp.casts("habana"), hmp.record() as report:
+        product(torch.ones(4, 4))
+    (row,) = report.rows
+    assert (row.rule, row.dtypes, row.casts, report.uncast_calls) == ("bf16", "float32 → bfloat16 → bfloat16", 1, 0)
 
 
 def test_what_ran_in_float32_for_want_of_a_kernel_is_told() -> None:

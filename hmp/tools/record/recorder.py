@@ -84,8 +84,8 @@ class Recorder(Listener):
         """Note a call of a torch function that no list decides."""
         result, is_cast_off = call.result, call.here.policy is None
         computes = isinstance(result, (torch.Tensor, tuple, list)) and not isinstance(result, torch.Size)
-        if not is_cast_off and (call.decided or not computes):
-            return  # hmp decided something inside, which was noted; or nothing was computed
+        if not computes or (call.decided and not is_cast_off):
+            return  # nothing was computed; or hmp decided something inside, which was noted
         inputs = dtypes_of(call.given)
         call.computed = _computed(call.given, inputs, result)
         if is_cast_off:
