@@ -26,10 +26,10 @@ from .saved_activations import SavedActivations
 class Layer:
     """A module of a model, and what one forward pass did in it.
 
-    `path` in the model ("" for the model itself), its class, its depth, its own parameters without those of modules inside it, and of the
-    forward pass the shapes that it returned last, the dtypes that its own ops computed in, most calls first, and the bytes that they keep
-    for backward: each storage once, at the first layer that keeps it, and parameters left out. `weight_bytes` of these are copies of
-    weights in another dtype, the others are activations.
+    `path` in the model ("" for the model itself), its class, its depth, its own parameters without those of modules inside it (a tied one
+    at the first layer that has it), and of the forward pass the shapes that it returned last, the dtypes that its own ops computed in, most
+    calls first, and the bytes that they keep for backward: each storage once, at the first layer that keeps it, and parameters left out.
+    `weight_bytes` of these are copies of weights in another dtype, the others are activations.
     """
 
     path: str
@@ -178,6 +178,8 @@ class _Seen(SavedActivations):
 
 
 def _layers(model: torch.nn.Module) -> Iterator[Layer]:
+    parameters = Counter[str]()
+    for name, parameter in model.named_parameters():  # a tied one once
+        parameters[name.rpartition(".")[0]] += parameter.numel()
     for path, module in model.named_modules():
-        parameters = sum(parameter.numel() for parameter in module.parameters(recurse=False))
-        yield Layer(path, type(module).__name__, path.count(".") + 1 if path else 0, parameters)
+        yield Layer(path, type(module).__name__, path.count(".") + 1 if path else 0, parameters[path])

@@ -162,6 +162,9 @@ def test_what_one_policy_makes_infinite_is_said(tmp_path: Path) -> None:
     both = hmp.compare(net, torch.tensor([[300.0]]), LOW, against=HALF, loss=lambda out: out.float().sum())
     errors = [group.isolated for side in (both, both.against) for group in side.by_op() if group.name == "linear"]
     assert errors == [pytest.approx(0.0, abs=0.01), math.inf]
+    finite, net[0].weight.data = torch.tensor([[30.0]]), torch.tensor([[30.0]])
+    of_loss = hmp.compare(net[0], finite, policy(bf16={"linear", "mul"}, dtype=torch.float16), loss=lambda out: (out * out).sum())
+    assert of_loss.loss == math.inf and of_loss.advice[0].named == "mul" and "nothing has to be moved" not in str(of_loss)
     lines = [line.split() for line in str(both).splitlines() if line.startswith("linear  ")]
     assert lines[1][2:4] == [">1", ">1"] and lines[0][2] != ">1" and "nan" not in str(both).lower()
     assert "NaN" not in both.to_json(tmp_path / "both.json").read_text(encoding="utf-8")

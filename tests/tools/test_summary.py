@@ -90,6 +90,8 @@ def test_layers_are_those_that_hooks_of_plain_torch_see_under_autocast(net: Net)
     assert found["blocks.0.up"].computes == ("bfloat16",)
     assert found["unused"].computes == () and found["unused"].saved_bytes == 0
     assert found.parameters == sum(p.numel() for p in net.parameters())
+    net.unused.weight = net.blocks[1].up.weight
+    assert hmp.summary(net).parameters == sum(p.numel() for p in net.parameters())  # the tied one once
     assert found.saved_bytes == sum(plain.saved.values()) > 0
 
 

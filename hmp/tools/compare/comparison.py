@@ -89,21 +89,26 @@ class MoveTrial:
 
     @property
     def far(self) -> float:
-        """Return the error of the output, or of the gradients or the loss of a step without one."""
-        return next((each for each in (self.output, self.gradient, self.loss) if each is not None), math.inf)
+        """Return the error of the output, or of the gradients or the loss of a step without one; infinite if one of the three is."""
+        known = [each for each in (self.output, self.gradient, self.loss) if each is not None]
+        return math.inf if math.inf in known or not known else known[0]
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Return the errors by which trials are ranked, the output's first."""
+        """Return the errors by which trials are ranked, the output's first; those that were not computed are infinite."""
         return tuple(math.inf if each is None else each for each in (self.output, self.gradient, self.loss))
 
     def gains(self, before: MoveTrial) -> bool:
-        """Return True if the output's or the gradients' error is a tenth less than before, the loss's where the output is the same."""
+        """Return True if the output's or the gradients' error is a tenth less than before, the loss's where the output is the same.
+
+        Or if fewer of the three are infinite.
+        """
         (output, gradient, loss), (output_before, gradient_before, loss_before) = self.order, before.order
         if self.why_not or output > 1.1 * output_before:
             return False
+        is_nearer = self.order.count(math.inf) < before.order.count(math.inf)
         is_same = output == output_before
-        return output < 0.9 * output_before or gradient < 0.9 * gradient_before or (is_same and loss < 0.9 * loss_before)
+        return is_nearer or output < 0.9 * output_before or gradient < 0.9 * gradient_before or (is_same and loss < 0.9 * loss_before)
 
 
 @dataclass(frozen=True)
@@ -320,8 +325,7 @@ class Comparison(Result):
             found.insert(0, f"nothing has to be moved: the error is within the tolerance of {error_text(trials.tolerance)}")
         elif not found:
             found.append(self._why_nothing(trials))
-        best = trials.together
-        if best is not None and (best not in trials.alone or best.far > trials.tolerance):
+        if (best := trials.together) is not None and (best not in trials.alone or best.far > trials.tolerance):
             reached = "within" if best.far <= trials.tolerance else "the nearest of the sets tried to"
             found.append(f"together: {best.named} ({_gain(trials.start, best)}), {reached} the tolerance of {error_text(trials.tolerance)}")
         found += [f"{each.named} was not measured: {each.why_not}" for each in trials.alone if each.why_not]

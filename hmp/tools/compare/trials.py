@@ -212,7 +212,7 @@ def search(
         return tried[key]
 
     alone = [trial((move,)) for move in moves[: min(most, max(_ALONE, most - 3))]]
-    ranked = sorted(alone, key=lambda each: (not each.gains(start), each.order))
+    ranked = sorted(alone, key=lambda each: (not each.gains(start), each.order.count(math.inf), each.order))
     gain = [each.moves for each in ranked if each.gains(start)] or [tuple(moves[:2])]
     often, best = Counter(move.op for move in moves), start
     everywhere = dict.fromkeys(Move(move.op, move.to) for move in moves if often[move.op] > 1)

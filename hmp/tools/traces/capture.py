@@ -270,11 +270,9 @@ class _TraceRecorder(Listener):
         if inside:
             compiled = some([name or "the model" for name in inside])
             notes.append(f"{compiled} ran compiled by torch.compile, so only its output was recorded, not the modules inside it")
-        others = [place.name for module, place in places if place.name not in seen and _has_weights(module)]
+        others = [place.name for module, place in places if place.name not in seen and list(module.parameters(recurse=False))]
         unseen = [name for name in others if not name.startswith(tuple(inside.values()))]
-        uncalled = (
-            "with weights not called as module(...), because of compiled code, a fused kernel, or a parent that uses the weights itself"
-        )
+        uncalled = "with weights not called as module(...): compiled code, a fused kernel or a parent uses the weights itself"
         for names, said in (
             (unseen, uncalled),
             (list(self._hooked), "with forward hooks, recorded before these ran"),
@@ -339,7 +337,3 @@ def _is_readable(tensor: Tensor) -> bool:
 def _is_unseen() -> bool:
     """Return True if the call isn't one of the program's: compiled without the hooks, traced, or recomputed by a checkpoint."""
     return torch.compiler.is_compiling() or graph_task() >= 0 or trace_here() is not None
-
-
-def _has_weights(module: torch.nn.Module) -> bool:
-    return next(module.parameters(recurse=False), None) is not None
