@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from ..core import lists
@@ -56,10 +55,6 @@ def _report() -> Any:
     return PACKING_PART
 
 
-def _recording(bounded: Callable[[str], str]) -> Any:
-    return _report().recording(bounded)
-
-
 lists.add(
     ListKind(
         name="saved",
@@ -81,7 +76,7 @@ lists.add(
             gains="bytes",
             changes="the saved activations",
             objective="bytes",
-            recording=_recording,
+            recording=lambda bounded: _report().recording(bounded),
             words={"saved_recipe": "int8"},  # of the formats of eight bits the one with the least error
         ),
     )
