@@ -119,7 +119,7 @@ IN_PLACE = CastRule(
 MASK_IN_PLACE = CastRule(
     "MASK_IN_PLACE",
     number="R5",
-    label="mask in place",
+    label="in place, finite",
     sentence="left to torch, in place; a sum with a mask stays finite in a low-precision dtype (R5, R12)",
     make=fast.guard_wrapper,
     holds=lambda case: case.in_place and not table.SUMS.isdisjoint((case.op, case.base)),
