@@ -125,8 +125,8 @@ def _verdict(result: TuneResult) -> str:
     if cost is None and moved:
         return f"{moved}; {told} The gain in time has to be measured on a device with kernels for it."
     if cost is None or cost >= 1:
-        saved = "was faster" if result.objective == "time" else "kept fewer bytes for backward"
-        return f"Stay in float32: none of {count(len(result.trials), 'trial')} within the tolerance {saved}."
+        saved = "was not faster" if result.objective == "time" else "kept no fewer bytes for backward"
+        return f"Stay in float32: the best of {count(len(result.trials), 'trial')} within the tolerance {saved}."
     takes = "A step takes {:.2f} of float32's time" if result.objective == "time" else "A step keeps {:.2f} of float32's bytes for backward"
     return f"{takes.format(cost)}{', with ' * bool(moved)}{moved}; {told}"
 
