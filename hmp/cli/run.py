@@ -379,7 +379,8 @@ def say_what_matched_nothing(called: Any) -> None:
 
     where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ", because the script called none"
     for entry in called.unmatched if should_log() else ():
-        print(f"hmp run: {f'{entry.place}: ' if entry.path else ''}{entry.text!r} matched no module{where}", file=sys.stderr)
+        at = f"{entry.place}: " if entry.path else ""
+        print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
 
 
 def say_where_nothing_was_cast(options: argparse.Namespace, script: str) -> None:

@@ -32,6 +32,8 @@ def test_every_module_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim)
     hpu_on_cpu.uninstall()
     assert imported() == []
     assert importlib.util.find_spec("habana_frameworks") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("habana_frameworks.torch.core")
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")

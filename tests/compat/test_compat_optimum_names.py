@@ -39,6 +39,8 @@ def test_every_name_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim) -
     hpu_on_cpu.uninstall()
     assert imported() == []
     assert importlib.util.find_spec("optimum") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("optimum.habana")
 
 
 @pytest.mark.usefixtures("hpu_on_cpu")

@@ -74,7 +74,7 @@ def _trained(make: type[nn.Module], around: Any, each_step: Any) -> list[float]:
 
 
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize(("make", "outer"), zip(RECURRENT.values(), itertools.cycle(OUTER.values())))
+@pytest.mark.parametrize(("make", "outer"), list(zip(RECURRENT.values(), itertools.cycle(OUTER.values()))))
 def test_r18_inside_a_region_around_the_loop_each_step_has_the_weights_that_are_there(make: type[nn.Module], outer: Any) -> None:
     """torch empties its cache of cast weights at the end of the outermost region only, whatever that region is for."""
     if make is nn.LSTM:

@@ -277,12 +277,12 @@ def test_r18_memory_at_the_address_of_memory_that_was_freed_is_other_memory() ->
 @pytest.mark.parametrize("region", REGIONS)
 def test_r18_a_write_that_torch_does_not_count_is_seen_when_the_region_has_ended(region: str) -> None:
     layer, x = made()
-    for uses, alias in itertools.product((1, 2, 4), (layer.weight.data, layer.weight.detach().numpy())):
-        for _ in range(4):
-            with torch.no_grad():
-                found = REGIONS[region](lambda: [once(layer, x, plain) for _ in range(uses)])  # noqa: B023
-                assert all(torch.equal(each, once(layer, x, by_hand())) for each in found)
-                alias[:] = alias * 0.5
+    used_once, often = (lambda cast: [once(layer, x, cast)]), (lambda cast: [once(layer, x, cast) for _ in range(4)])
+    aliases = layer.weight.data, layer.weight.detach().numpy(), layer.weight.data[:]
+    with hmp.convert(policy=hmp.Policy("nothing listed")):  # so that torch is patched once
+        for program, alias, _ in itertools.product((used_once, often, lambda cast: seen_of(layer, x, cast)), aliases, range(4)):
+            assert_as_by_hand(program, REGIONS[region])
+            alias[:] = alias * 0.5
 
 
 @pytest.mark.parametrize("region", REGIONS)
@@ -327,9 +327,11 @@ def test_r18_a_write_between_a_cast_and_its_use_is_seen_by_the_next(shape: tuple
     made, other = torch.randn(shape), nn.Parameter(torch.randn(2, shape[1]))
     tensor = nn.Parameter(made) if shape == (16, 16) else made.requires_grad_(trains)
 
+    given = (other, tensor) if shape == (16, 16) else (tensor, other)
+
     def product() -> Tensor:
         with torch.set_grad_enabled(trains):
-            return F.linear(*((other, tensor) if shape == (16, 16) else (tensor, other)))
+            return F.linear(*given)
 
     with hmp.casts(POLICY):
         for _ in range(2):
@@ -339,7 +341,6 @@ def test_r18_a_write_between_a_cast_and_its_use_is_seen_by_the_next(shape: tuple
             held = product()  # a graph holds the copy of an activation
         found = product().detach()
     del held
-    given = (other, tensor) if shape == (16, 16) else (tensor, other)
     assert torch.equal(found, as_computed(F.linear)(*(each.to(LOW) for each in given)))
 
 
@@ -388,13 +389,10 @@ def test_r18_nothing_is_kept_when_a_region_ends(region: str) -> None:
         work()
         raise LookupError
 
-    def call(program: Callable[[], Any]) -> None:
-        with contextlib.suppress(LookupError):
-            REGIONS[region](program)
-
     with hmp.convert(policy=hmp.Policy("nothing listed")):
-        call(work)
+        REGIONS[region](work)
         before = bytes_alive()
         for number in range(101):
-            call(fail if number % 2 else work)
+            with contextlib.suppress(LookupError):
+                REGIONS[region](fail if number % 2 else work)
         assert bytes_alive() == before

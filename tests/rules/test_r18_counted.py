@@ -115,22 +115,20 @@ def test_r18_the_peak_of_a_step_is_autocasts(name: str, trains: bool) -> None:
     assert peak(lambda: step(lambda: hmp.casts("torch-cpu"))) <= 1.02 * peak(lambda: step(lambda: torch.autocast("cpu", LOW)))
 
 
-class Chain(nn.Module):
+class Chain(nn.Linear):
     """One weight, used as often as `uses` says."""
 
-    def __init__(self, uses: int) -> None:
-        super().__init__()
-        self.weight, self.uses = nn.Parameter(torch.randn(64, 64)), uses
+    uses = 1
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(self.uses):
-            x = F.linear(x, self.weight)
+            x = super().forward(x)
         return x
 
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_r18_a_weight_that_earlier_calls_used_once_is_cast_once_where_a_call_uses_it_often(grad: bool) -> None:
-    model, x = hmp.apply(Chain(uses=1), "torch-cpu"), torch.randn(2, 64, dtype=LOW)  # of no activation a copy is asked for
+    model, x = hmp.apply(Chain(64, 64, bias=False), "torch-cpu"), torch.randn(2, 64, dtype=LOW)  # of no activation a copy is asked for
     with torch.set_grad_enabled(grad):
         for _ in range(3):
             model(x)

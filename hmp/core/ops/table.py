@@ -304,7 +304,7 @@ _row("embedding_bag", MIXED_RAISES, aten="_embedding_bag")
 _row("pairwise_distance", PROMOTED_BY_TORCH)
 _row("l1_loss", PROMOTED_BY_TORCH, PROMOTED_IN_PART)  # the sum of its weights
 _row("smooth_l1_loss", PROMOTED_BY_TORCH, PROMOTED_IN_PART, aten="smooth_l1_loss_forward")
-_row("mse_loss", *((PROMOTED_BY_TORCH, PROMOTED_IN_PART) if TORCH >= (2, 13) else (MIXED_BACKWARD_RAISES,)))  # as l1_loss
+_row("mse_loss", PROMOTED_BY_TORCH if TORCH >= (2, 13) else MIXED_BACKWARD_RAISES, PROMOTED_IN_PART)  # as l1_loss
 _row("huber_loss binary_cross_entropy", MIXED_RAISES)
 _row("nll_loss", MIXED_RAISES, aten="nll_loss2d nll_loss_nd nll_loss_forward nll_loss2d_forward")
 _row("cross_entropy", MIXED_RAISES, MIXED_SOMETIMES_RAISES, REFUSED_BY_KERNELS_ALONE, aten="cross_entropy_loss")
